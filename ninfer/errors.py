@@ -1,0 +1,38 @@
+"""Every error that NInfer raises on purpose.
+
+An error is raised where the fact is known, as one sentence naming the cause, the value, the limit and
+the remedy. Programs turn it into an exit code or a response body in exactly one place; anything that is
+not an `NInferError` is a defect of ours and keeps its traceback.
+"""
+
+
+class NInferError(Exception):
+    """Base of all expected errors; `str(error)` is the sentence shown to the user."""
+
+
+class OptionError(NInferError):
+    """A command-line or API option is unknown, malformed, out of range or in conflict."""
+
+
+class FormatError(NInferError):
+    """Numbers cannot be encoded or decoded as asked (unknown format, bad shape, non-finite value)."""
+
+
+class ArtifactError(NInferError):
+    """A `.ninfer` file is missing, damaged or breaks a rule of the container."""
+
+
+class ConversionError(NInferError):
+    """A source checkpoint or a recipe cannot be turned into an artifact."""
+
+
+class ModelError(NInferError):
+    """An artifact is a valid container, but not a model that this version can run."""
+
+
+class CapacityError(NInferError):
+    """A request or a plan does not fit the configured memory or context."""
+
+
+class FrontendError(NInferError):
+    """Tokenizer, chat template or messages cannot be used as given."""
