@@ -1,0 +1,66 @@
+# `make demo`: a bare machine -> an answer from a real model.   `make test`: everything that needs no GPU.
+# Only Python 3.11+ and make are assumed. Both use .venv in this folder.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Extra pip options, e.g. TORCH_INDEX='<URL printed by PyTorch's install selector for CPU>' for the small CPU build.
+TORCH_INDEX ?=
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+GGUF   := models/SmolLM2-135M-Instruct.Q4_1.gguf
+MODEL  := models/smollm2-135m-instruct.ninfer
+PROMPT ?= Name three things that fly, and say in one sentence why a plane stays in the air.
+
+.PHONY: demo chat test soak lint check bench clean
+
+demo: $(MODEL)
+	$(BIN)/ninfer $(MODEL) --prompt "$(PROMPT)" --max-new 200
+
+chat: $(MODEL)
+	$(BIN)/ninfer $(MODEL)
+
+test: $(VENV)/.dev $(GGUF)
+	$(BIN)/python -m pytest -q
+
+soak: $(VENV)/.dev $(GGUF)
+	$(BIN)/python -m pytest -q -m soak
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev $(MODEL)
+	$(BIN)/python bench/smollm2.py --artifact $(MODEL) --gguf $(GGUF)
+	$(BIN)/python bench/startup.py --artifact $(MODEL)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "NInfer needs Python 3.11 or later; set PYTHON=/path/to/python3.11 (found: $$($(PYTHON) --version 2>&1))." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.torch: | $(BIN)/python
+	@echo "Installing PyTorch into $(VENV) (once) ..."
+	@$(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@touch $@
+
+$(VENV)/.run: pyproject.toml constraints.txt $(VENV)/.torch
+	@echo "Installing NInfer into $(VENV) ..."
+	@$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@echo "Installing test tools into $(VENV) ..."
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(GGUF): | $(VENV)/.run
+	@$(BIN)/python tools/fetch_smollm2.py $@
+
+$(MODEL): $(GGUF) | $(VENV)/.run
+	@rm -f $@ $@.conversion.json
+	$(BIN)/ninfer-convert --model $(GGUF) --out $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
