@@ -1,0 +1,41 @@
+"""Operators: one contract each, dispatched on the device of their input.
+
+Activations are bf16; every operator also takes float32 (a mode for tests: all mathematics and the output are
+float32 then). T columns are B requests of W columns each, flattened row by row.
+"""
+
+from ninfer.ops.attention import PAGE, paged_attention, qk_prepare
+from ninfer.ops.conv import causal_conv
+from ninfer.ops.delta import CHUNK, gated_delta_net, gdn_gating
+from ninfer.ops.embedding import embedding
+from ninfer.ops.gate import sigmoid_mul
+from ninfer.ops.linear import linear, linear_swiglu, logits
+from ninfer.ops.norms import gated_rms_norm, rms_norm
+from ninfer.ops.rope import Rope
+from ninfer.ops.sampling import Purpose, SamplingParams, sample, uniform
+from ninfer.ops.weights import Encoded, Matrix, RowSpan
+
+__all__ = [
+    "CHUNK",
+    "PAGE",
+    "Encoded",
+    "Matrix",
+    "Purpose",
+    "Rope",
+    "RowSpan",
+    "SamplingParams",
+    "causal_conv",
+    "embedding",
+    "gated_delta_net",
+    "gated_rms_norm",
+    "gdn_gating",
+    "linear",
+    "linear_swiglu",
+    "logits",
+    "paged_attention",
+    "qk_prepare",
+    "rms_norm",
+    "sample",
+    "sigmoid_mul",
+    "uniform",
+]

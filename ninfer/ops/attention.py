@@ -1,0 +1,56 @@
+"""Softmax attention over paged keys and values, and what happens to q, k and v before it.
+
+A page holds 64 tokens: `k_pages`, `v_pages` are `[pages, 64, Hkv, D]`. Request `b` finds its position `p` in
+page `page_table[b, p // 64]`, row `p % 64`. The T columns of a call are B requests of W = T / B columns each.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ninfer.ops.dispatch import backend
+from ninfer.ops.rope import Rope
+
+PAGE = 64
+
+
+def qk_prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    rope: Rope,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    page_table: torch.Tensor,
+    cache_positions: torch.Tensor,
+) -> torch.Tensor:
+    """Normalize and rotate q and k, append k and v to the pages, return the prepared q.
+
+    `q [T, Hq, D]`, `k`, `v` `[T, Hkv, D]` (bf16 or float32; rows may be slices of one wider tensor);
+    `positions` int32 `[T]` or axis-major `[3, T]` turn the rotation, `cache_positions` int32 `[T]` choose the
+    page rows; `page_table` int32 `[B, P]`. With norms (`[D]`, applied as `1 + w`) the normalized value is
+    rounded to the activation type before the rotation. Pages have the activation type.
+    """
+    return backend(q.device.type).qk_prepare(
+        q, k, v, positions, rope, q_norm, k_norm, eps, k_pages, v_pages, page_table, cache_positions
+    )
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    page_table: torch.Tensor,
+    cache_positions: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """`softmax(scale q.k_j) v_j` over the keys `j <= cache_positions[t]`: `[T, Hq, D]` -> `[T, Hq, D]`.
+
+    Query head h reads key head `h // (Hq / Hkv)`; one rounding. Within a request the positions of a call ascend
+    by one. How the keys are divided into partial sums depends on the column's own position only.
+    """
+    return backend(q.device.type).paged_attention(q, k_pages, v_pages, page_table, cache_positions, scale)

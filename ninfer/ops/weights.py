@@ -1,0 +1,93 @@
+"""What an operator knows about a weight: encoded bytes, spans of their rows, matrices made of spans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ninfer.errors import FormatError
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """One complete encoded parent object of an artifact.
+
+    `data` is uint8, 1-D, contiguous and holds the object's bytes exactly as in the file (all planes); on
+    the CPU it is normally a view of the mapped file. `shape` is `(rows, columns)`.
+    """
+
+    format: str
+    layout: str
+    shape: tuple[int, ...]
+    data: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != 2 or min(self.shape) < 1:
+            raise FormatError(f"a matrix needs two positive dimensions, got shape {tuple(self.shape)}")
+        if self.data.dtype != torch.uint8 or self.data.dim() != 1 or not self.data.is_contiguous():
+            raise FormatError(
+                f"encoded bytes must be contiguous 1-D uint8, got {self.data.dtype} {tuple(self.data.shape)}"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class RowSpan:
+    """Rows `[begin, end)` of an encoded parent."""
+
+    parent: Encoded
+    begin: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.begin < self.end <= self.parent.shape[0]:
+            raise FormatError(
+                f"row span [{self.begin}, {self.end}) is outside a parent of {self.parent.shape[0]} rows"
+            )
+
+
+class Matrix:
+    """A logical `[rows, columns]` weight: row spans of encoded parents, one below the other.
+
+    Adjacent spans of one parent are merged. The bytes are never copied. A backend keeps what it derives
+    from the spans (addresses, plane offsets) in `plan`; nobody else reads that attribute.
+    """
+
+    __slots__ = ("columns", "plan", "rows", "spans")
+
+    def __init__(self, spans: Sequence[RowSpan]) -> None:
+        if not spans:
+            raise FormatError("a matrix needs at least one row span")
+        merged: list[RowSpan] = []
+        for span in spans:
+            last = merged[-1] if merged else None
+            if last is not None and last.parent is span.parent and last.end == span.begin:
+                merged[-1] = RowSpan(span.parent, last.begin, span.end)
+            else:
+                merged.append(span)
+        columns = {span.parent.shape[1] for span in merged}
+        if len(columns) != 1:
+            raise FormatError(f"row spans of different widths cannot form one matrix: {sorted(columns)}")
+        self.spans: tuple[RowSpan, ...] = tuple(merged)
+        self.rows: int = sum(span.end - span.begin for span in merged)
+        self.columns: int = columns.pop()
+        self.plan: object | None = None
+
+    @classmethod
+    def of(cls, encoded: Encoded) -> Matrix:
+        """The whole of one parent."""
+        return cls((RowSpan(encoded, 0, encoded.shape[0]),))
+
+    @classmethod
+    def stack(cls, matrices: Iterable[Matrix]) -> Matrix:
+        """The matrices one below the other, so that one call reads the input once."""
+        return cls([span for matrix in matrices for span in matrix.spans])
+
+    @property
+    def device(self) -> torch.device:
+        return self.spans[0].parent.data.device
+
+    def __repr__(self) -> str:
+        formats = ", ".join(dict.fromkeys(span.parent.format for span in self.spans))
+        return f"Matrix([{self.rows}, {self.columns}], {formats}, {len(self.spans)} spans)"
