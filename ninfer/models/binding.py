@@ -1,0 +1,201 @@
+"""From an artifact's logical parameters to weights on a device, every rule of the binder checked.
+
+A quantized parameter is a stack of whole rows of encoded parents; nothing is copied, and a parent is placed
+on the device once however many parameters share it. A direct parameter (bf16, fp16, fp32, int32 words) may be
+any sequence of element ranges.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ninfer.errors import ModelError
+from ninfer.ops.weights import Encoded, Matrix, RowSpan
+
+if TYPE_CHECKING:
+    from ninfer.artifact import Artifact, Component, Part, TensorObject, Use
+
+DIVISOR = "activation_input_divisor"
+_DIRECT = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int32": torch.int32}
+
+
+def component(artifact: Artifact, name: str) -> Component:
+    """The component's record; absent means that the artifact was made without this feature."""
+    found = artifact.components.get(name)
+    if found is None:
+        raise ModelError(
+            f"{artifact.path} has no component '{name}' (it has: {', '.join(sorted(artifact.components))}); "
+            f"convert the checkpoint again with it"
+        )
+    return found
+
+
+def public_domain(requested: int | None, vocab_size: int) -> int:
+    """How many ids are public: what the tokenizer addresses, at most the rows of the vocabulary matrices."""
+    if requested is None:
+        return vocab_size
+    if not 1 <= requested <= vocab_size:
+        raise ModelError(
+            f"the tokenizer has {requested} tokens, but the model's vocabulary has {vocab_size} rows"
+        )
+    return requested
+
+
+class Binder:
+    """Binds the parameters of one artifact on one device."""
+
+    def __init__(self, artifact: Artifact, device: torch.device) -> None:
+        self._artifact = artifact
+        self._device = device
+        self._uses: dict[tuple[str, str], Use] = {(use.parameter, use.input): use for use in artifact.uses}
+        self._parents: dict[str, Encoded] = {}
+
+    def table(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """A matrix that is looked up by rows instead of multiplied: no Use."""
+        return self._matrix(name, self._parts(name, shape), shape)
+
+    def matrix(self, name: str, shape: tuple[int, int], input: str) -> Matrix:
+        """A matrix applied to the mathematical input `input`."""
+        return self._projection(name, shape, input, {})[0]
+
+    def permuted(
+        self, name: str, shape: tuple[int, int], input: str, role: str, blocks: int
+    ) -> tuple[Matrix, torch.Tensor | None]:
+        """A projection whose columns may be stored as permuted blocks.
+
+        Returns it with the auxiliary `role`, int32 `[blocks]`: stored column block j multiplies block
+        `order[j]` of the input. None where the Use has no such auxiliary: natural order.
+        """
+        matrix, auxiliaries = self._projection(name, shape, input, {role: blocks})
+        order = auxiliaries.get(role)
+        if order is not None and sorted(order.tolist()) != list(range(blocks)):
+            raise ModelError(f"auxiliary '{role}' of '{name}' must be a permutation of 0..{blocks - 1}")
+        return matrix, order
+
+    def stack(self, members: Sequence[tuple[str, tuple[int, int]]], input: str) -> Matrix:
+        """Projections of one input as one matrix; parents packed in this order stay one span."""
+        return Matrix.stack([self.matrix(name, shape, input) for name, shape in members])
+
+    def vector(self, name: str, shape: tuple[int, ...], format: str = "bf16") -> torch.Tensor:
+        """A direct parameter, in the required format and C order."""
+        return self._direct(self._parts(name, shape), f"parameter '{name}'", shape, format)
+
+    def _projection(
+        self, name: str, shape: tuple[int, int], input: str, tables: Mapping[str, int]
+    ) -> tuple[Matrix, dict[str, torch.Tensor]]:
+        parts = self._parts(name, shape)
+        use = self._uses.get((name, input))
+        if use is None:
+            raise ModelError(f"parameter '{name}' has no Use for its input '{input}'")
+        if use.activation_policy is None:
+            raise ModelError(f"the Use of '{name}' for '{input}' lacks an activation policy")
+        matrix = self._matrix(name, parts, shape)
+        auxiliaries = self._auxiliaries(use, tables)
+        nvfp4 = any(span.parent.format == "nvfp4" for span in matrix.spans)
+        if nvfp4 and use.activation_policy == "AllowA4" and DIVISOR not in use.auxiliaries:
+            raise ModelError(
+                f"the Use of '{name}' for '{input}' allows A4, so it needs the auxiliary '{DIVISOR}'"
+            )
+        return matrix, auxiliaries
+
+    def _parts(self, name: str, shape: tuple[int, ...]) -> tuple[Part, ...]:
+        if name not in self._artifact.bindings:
+            raise ModelError(f"the artifact does not bind the parameter '{name}'")
+        parts = self._artifact.parameter(name)
+        self._check_coverage(parts, f"parameter '{name}'", shape)
+        return parts
+
+    def _check_coverage(self, parts: Sequence[Part], owner: str, shape: tuple[int, ...]) -> None:
+        covered = sum(part.end - part.begin for part in parts)
+        if covered != math.prod(shape):
+            raise ModelError(
+                f"{owner} must have shape {list(shape)}, {math.prod(shape)} elements, "
+                f"but its parts cover {covered}"
+            )
+
+    def _matrix(self, name: str, parts: Sequence[Part], shape: tuple[int, int]) -> Matrix:
+        columns = shape[1]
+        spans = []
+        for part in parts:
+            tensor = self._tensor(part.object)
+            if tuple(tensor.shape[1:]) != (columns,) or part.begin % columns or part.end % columns:
+                if tensor.format in _DIRECT:
+                    return Matrix.of(self._gathered(name, parts, shape, tensor.format))
+                raise ModelError(
+                    f"parameter '{name}' must take whole rows of {columns} elements, but its part "
+                    f"[{part.begin}, {part.end}) of the {tensor.format} object '{part.object}' "
+                    f"{list(tensor.shape)} doesn't"
+                )
+            spans.append(RowSpan(self._parent(part.object), part.begin // columns, part.end // columns))
+        return Matrix(spans)
+
+    def _parent(self, object_id: str) -> Encoded:
+        parent = self._parents.get(object_id)
+        if parent is None:
+            tensor = self._tensor(object_id)
+            data = self._data(object_id)
+            if tensor.format == "nvfp4":
+                divisor = float(data[-4:].numpy().view("<f4")[0])
+                if not (math.isfinite(divisor) and divisor > 0):
+                    raise ModelError(
+                        f"the divisor of object '{object_id}' must be positive and finite, not {divisor}"
+                    )
+            parent = Encoded(tensor.format, tensor.layout, tuple(tensor.shape), data.to(self._device))
+            self._parents[object_id] = parent
+        return parent
+
+    def _gathered(self, name: str, parts: Sequence[Part], shape: tuple[int, int], format: str) -> Encoded:
+        """A direct matrix whose parts are reshaped or broken rows: the one case that copies."""
+        words = self._direct(parts, f"parameter '{name}'", shape, format)
+        return Encoded(
+            format, self._tensor(parts[0].object).layout, shape, words.reshape(-1).view(torch.uint8)
+        )
+
+    def _direct(self, parts: Sequence[Part], owner: str, shape: tuple[int, ...], format: str) -> torch.Tensor:
+        pieces = []
+        for part in parts:
+            tensor = self._tensor(part.object)
+            if tensor.format != format:
+                raise ModelError(
+                    f"{owner} must have format '{format}', but object '{part.object}' is '{tensor.format}'"
+                )
+            pieces.append(self._data(part.object).view(_DIRECT[format])[part.begin : part.end])
+        return torch.cat(pieces).reshape(shape).to(self._device)
+
+    def _auxiliaries(self, use: Use, tables: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        bound = {}
+        for role, parts in use.auxiliaries.items():
+            if role != DIVISOR and role not in tables:
+                raise ModelError(
+                    f"the Use of '{use.parameter}' for '{use.input}' has the unknown auxiliary '{role}'"
+                )
+            owner = f"auxiliary '{role}' of '{use.parameter}' for '{use.input}'"
+            if role == DIVISOR:
+                self._check_coverage(parts, owner, ())
+                value = float(self._direct(parts, owner, (), "fp32"))
+                if not (math.isfinite(value) and value > 0):
+                    raise ModelError(f"{owner} must be positive and finite, not {value}")
+            else:
+                self._check_coverage(parts, owner, (tables[role],))
+                bound[role] = self._direct(parts, owner, (tables[role],), "int32")
+        return bound
+
+    def _tensor(self, object_id: str) -> TensorObject:
+        return self._artifact.tensor(object_id)
+
+    def _data(self, object_id: str) -> torch.Tensor:
+        """The object's bytes, still on the host; the artifact has checked their size, layout and format."""
+        return _read_only_tensor(self._artifact.object_bytes(object_id))
+
+
+def _read_only_tensor(array: np.ndarray) -> torch.Tensor:
+    """A tensor over mapped bytes; nobody writes to weights, so PyTorch's warning has no reader."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)

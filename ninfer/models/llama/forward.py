@@ -1,0 +1,72 @@
+"""The Llama forward pass."""
+
+from __future__ import annotations
+
+import torch
+
+from ninfer import ops
+from ninfer.models.llama.config import LlamaConfig
+from ninfer.models.llama.parameters import Layer, Parameters
+from ninfer.models.model import Batch, Cache, KvLayout, StateLayout
+
+
+class Llama:
+    """Pre-norm decoder with grouped-query attention and SwiGLU; implements `ninfer.models.Model`."""
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        parameters: Parameters,
+        device: torch.device,
+        dtype: torch.dtype,
+        public_tokens: int,
+    ) -> None:
+        self.config = config
+        self.parameters = parameters
+        self.device = device
+        self.dtype = dtype
+        self.public_tokens = public_tokens
+        self.hidden_size = config.hidden_size
+        self.max_position_embeddings = config.max_position_embeddings
+        self.scale = config.head_dim**-0.5
+
+    def kv_layout(self) -> KvLayout:
+        c = self.config
+        return KvLayout(c.num_hidden_layers, c.kv_heads, c.head_dim, self.dtype)
+
+    def state_layout(self) -> StateLayout:
+        return StateLayout.none(self.dtype)
+
+    def forward(self, batch: Batch, cache: Cache) -> torch.Tensor:
+        eps = self.config.rms_norm_eps
+        x = ops.embedding(batch.tokens, self.parameters.token_embedding, self.dtype)
+        for layer, k_pages, v_pages in zip(self.parameters.layers, cache.k, cache.v, strict=True):
+            h = ops.rms_norm(x, layer.input_norm, eps, unit_offset=False)
+            x = self._attention(layer, h, x, batch, k_pages, v_pages)
+            h = ops.rms_norm(x, layer.post_attention_norm, eps, unit_offset=False)
+            x = ops.linear(ops.linear_swiglu(h, layer.gate_up), layer.down, residual=x)
+        return ops.rms_norm(x, self.parameters.final_norm, eps, unit_offset=False)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return ops.logits(hidden, self.parameters.output_head, self.public_tokens)
+
+    def _attention(
+        self,
+        layer: Layer,
+        h: torch.Tensor,
+        x: torch.Tensor,
+        batch: Batch,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+    ) -> torch.Tensor:
+        """x + W_o attention(W_q h, W_k h, W_v h); keys and values join the cache first."""
+        c = self.config
+        columns = h.shape[0]
+        heads = ops.linear(h, layer.query_key_value).view(columns, c.heads + 2 * c.kv_heads, c.head_dim)
+        q, k, v = heads.split((c.heads, c.kv_heads, c.kv_heads), dim=1)
+        q = ops.qk_prepare(
+            q, k, v, batch.positions, c.rope, None, None, c.rms_norm_eps,
+            k_pages, v_pages, batch.page_table, batch.positions,
+        )  # fmt: skip
+        a = ops.paged_attention(q, k_pages, v_pages, batch.page_table, batch.positions, self.scale)
+        return ops.linear(a.view(columns, -1), layer.output, residual=x)

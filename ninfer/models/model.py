@@ -1,0 +1,112 @@
+"""What every architecture offers to the runtime, and the records that cross between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ninfer.ops import PAGE
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Columns of one forward pass: `rows` sequences of W columns each, row after row, T = rows * W.
+
+    tokens         int32 [T]
+    positions      int32 [T]  cache position of each column; RoPE uses the same number
+    page_table     int32 [rows, P]  page that holds positions [64 b, 64 b + 64) of a row
+    source_slots   int32 [rows]  state slot that a row continues from; read only
+    target_slots   int32 [rows]  state slot that receives its new state; may equal the source
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    rows: int
+    page_table: torch.Tensor
+    source_slots: torch.Tensor
+    target_slots: torch.Tensor
+
+
+@dataclass(frozen=True)
+class KvLayout:
+    """Keys and values of `layers` attention layers, each `[pages, 64, heads, head_dim]`."""
+
+    layers: int
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @classmethod
+    def none(cls, dtype: torch.dtype) -> KvLayout:
+        """Of a model without attention layers."""
+        return cls(0, 0, 0, dtype)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page in all layers, keys and values."""
+        return 2 * self.layers * PAGE * self.heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """Recurrent state of `layers` layers: convolution history `[slots, history, channels]` in `dtype` and
+    FP32 states `[slots, value_heads, value_dim, key_dim]`. Unlike KV it can't be cut back to an earlier position.
+    """
+
+    layers: int
+    history: int
+    channels: int
+    value_heads: int
+    value_dim: int
+    key_dim: int
+    dtype: torch.dtype
+
+    @classmethod
+    def none(cls, dtype: torch.dtype) -> StateLayout:
+        """Of a model without recurrent layers."""
+        return cls(0, 0, 0, 0, 0, 0, dtype)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one sequence's state in all layers."""
+        history = self.history * self.channels * self.dtype.itemsize
+        return self.layers * (history + 4 * self.value_heads * self.value_dim * self.key_dim)
+
+
+@dataclass(frozen=True, eq=False)
+class Cache:
+    """Memory that a forward pass reads and writes, one tensor a layer; the runtime allocates and owns it.
+
+    `k`, `v`: attention layers in order; `conv`, `recurrent`: recurrent layers in order.
+    """
+
+    k: tuple[torch.Tensor, ...]
+    v: tuple[torch.Tensor, ...]
+    conv: tuple[torch.Tensor, ...]
+    recurrent: tuple[torch.Tensor, ...]
+
+
+class Model(Protocol):
+    """A loaded text model. It holds weights only: pages, slots and positions come with each call."""
+
+    device: torch.device
+    dtype: torch.dtype
+    """Of public activations."""
+    hidden_size: int
+    public_tokens: int
+    """Ids [0, public_tokens) may be fed and are scored; further vocabulary rows exist only as padding."""
+    max_position_embeddings: int
+
+    def kv_layout(self) -> KvLayout: ...
+
+    def state_layout(self) -> StateLayout: ...
+
+    def forward(self, batch: Batch, cache: Cache) -> torch.Tensor:
+        """Hidden states `[T, hidden_size]` after the final norm; appends KV and advances states."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """FP32 `[n, public_tokens]` for `hidden` `[n, hidden_size]`."""
+        ...

@@ -1,0 +1,128 @@
+"""The dense Qwen3.5 text forward pass."""
+
+from __future__ import annotations
+
+import torch
+
+from ninfer import ops
+from ninfer.models.model import Batch, Cache, KvLayout, StateLayout
+from ninfer.models.qwen3_5.config import AttentionConfig, DeltaNetConfig, TextConfig
+from ninfer.models.qwen3_5.parameters import Attention, DeltaNet, Parameters
+
+
+class Qwen35:
+    """Blocks of gated attention or Gated DeltaNet, each followed by SwiGLU; implements `ninfer.models.Model`.
+
+    All norms but the GDN output norm have zero-centred gains (1 + w).
+    """
+
+    def __init__(
+        self,
+        config: TextConfig,
+        parameters: Parameters,
+        device: torch.device,
+        dtype: torch.dtype,
+        public_tokens: int,
+    ) -> None:
+        self.config = config
+        self.parameters = parameters
+        self.device = device
+        self.dtype = dtype
+        self.public_tokens = public_tokens
+        self.hidden_size = config.hidden_size
+        self.max_position_embeddings = config.max_position_embeddings
+
+    def kv_layout(self) -> KvLayout:
+        mixers = [mixer for mixer in self.config.mixers if isinstance(mixer, AttentionConfig)]
+        if not mixers:
+            return KvLayout.none(self.dtype)
+        return KvLayout(len(mixers), mixers[0].kv_heads, mixers[0].head_dim, self.dtype)
+
+    def state_layout(self) -> StateLayout:
+        mixers = [mixer for mixer in self.config.mixers if isinstance(mixer, DeltaNetConfig)]
+        if not mixers:
+            return StateLayout.none(self.dtype)
+        c = mixers[0]
+        return StateLayout(
+            layers=len(mixers),
+            history=c.taps - 1,
+            channels=c.channels,
+            value_heads=c.value_heads,
+            value_dim=c.value_head_dim,
+            key_dim=c.key_head_dim,
+            dtype=self.dtype,
+        )
+
+    def forward(self, batch: Batch, cache: Cache) -> torch.Tensor:
+        eps = self.config.rms_norm_eps
+        x = ops.embedding(batch.tokens, self.parameters.token_embedding, self.dtype)
+        attention_cache, delta_net_cache = (
+            zip(cache.k, cache.v, strict=True),
+            zip(cache.conv, cache.recurrent, strict=True),
+        )
+        for layer in self.parameters.layers:
+            h = ops.rms_norm(x, layer.input_norm, eps, unit_offset=True)
+            if isinstance(layer.mixer, Attention):
+                x = self._attention(layer.mixer, h, x, batch, *next(attention_cache))
+            else:
+                x = self._delta_net(layer.mixer, h, x, batch, *next(delta_net_cache))
+            h = ops.rms_norm(x, layer.post_attention_norm, eps, unit_offset=True)
+            x = ops.linear(ops.linear_swiglu(h, layer.gate_up), layer.down, residual=x)
+        return ops.rms_norm(x, self.parameters.final_norm, eps, unit_offset=True)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return ops.logits(hidden, self.parameters.output_head, self.public_tokens)
+
+    def _attention(
+        self,
+        layer: Attention,
+        h: torch.Tensor,
+        x: torch.Tensor,
+        batch: Batch,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+    ) -> torch.Tensor:
+        """x + W_o (attention(q, k, v) * sigmoid(gate)); keys and values join the cache first."""
+        c = layer.config
+        columns, queries, keys = h.shape[0], c.heads * c.head_dim, c.kv_heads * c.head_dim
+        q, k, gate, v = ops.linear(h, layer.query_key_gate_value).split((queries, keys, queries, keys), dim=1)
+        q = ops.qk_prepare(
+            q.view(columns, c.heads, c.head_dim),
+            k.view(columns, c.kv_heads, c.head_dim),
+            v.view(columns, c.kv_heads, c.head_dim),
+            batch.positions, c.rope, layer.query_norm, layer.key_norm, self.config.rms_norm_eps,
+            k_pages, v_pages, batch.page_table, batch.positions,
+        )  # fmt: skip
+        a = ops.paged_attention(q, k_pages, v_pages, batch.page_table, batch.positions, c.head_dim**-0.5)
+        a = ops.sigmoid_mul(a.view(columns, queries), gate)
+        return ops.linear(a, layer.output, residual=x)
+
+    def _delta_net(
+        self,
+        layer: DeltaNet,
+        h: torch.Tensor,
+        x: torch.Tensor,
+        batch: Batch,
+        conv_states: torch.Tensor,
+        states: torch.Tensor,
+    ) -> torch.Tensor:
+        """x + W_out (norm(delta_net(conv(q, k, v), g, beta)) * silu(z)); only q, k, v are convolved."""
+        c = layer.config
+        columns = h.shape[0]
+        slots = batch.source_slots, batch.target_slots
+        qkv, z = ops.linear(h, layer.query_key_value_z).split((c.channels, c.value_width), dim=1)
+        g, beta = ops.gdn_gating(h, layer.a, layer.b, layer.a_log, layer.dt_bias)
+        qkv = ops.causal_conv(qkv, layer.convolution, conv_states, *slots)
+        q, k, v = qkv.split((c.key_width, c.key_width, c.value_width), dim=1)
+        o = ops.gated_delta_net(
+            q.view(columns, c.key_heads, c.key_head_dim),
+            k.view(columns, c.key_heads, c.key_head_dim),
+            v.view(columns, c.value_heads, c.value_head_dim),
+            g, beta, states, *slots,
+        )  # fmt: skip
+        y = ops.gated_rms_norm(
+            o, z.view(columns, c.value_heads, c.value_head_dim), layer.norm, self.config.rms_norm_eps
+        )
+        if layer.head_order is not None:
+            y = y.index_select(1, layer.head_order)
+        return ops.linear(y.view(columns, c.value_width), layer.output, residual=x)
