@@ -1,0 +1,47 @@
+"""What a running request tells the outside: text deltas, their channel, and why it ended.
+
+These records cross rooms (frontend, engine, api, serve, cli) and import nothing.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Channel(StrEnum):
+    """The stream a piece of text belongs to."""
+
+    CONTENT = "content"
+    REASONING = "reasoning"
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; the values are the words of reports and logs."""
+
+    STOP_TOKEN = "stop-token"
+    STOP_STRING = "stop-string"
+    OUTPUT_LIMIT = "output-limit"
+    CONTEXT_CAPACITY = "context-capacity"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of one channel. `text` is never empty and never ends inside a character."""
+
+    channel: Channel
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a batch of generated tokens means.
+
+    `deltas` is the text that may be published now, in order; neighbours have different channels.
+    `finish` is STOP_TOKEN or STOP_STRING if the output ends here, else None.
+    `committed` is how many of the offered tokens belong to the output: all of them, or those up to and
+    including the one that completed the stop. Tokens behind it must not be committed.
+    """
+
+    deltas: tuple[Delta, ...] = ()
+    finish: FinishReason | None = None
+    committed: int = 0

@@ -1,0 +1,8 @@
+"""Text: tokenizer, chat template, thinking channel, stops, detokenizing. Knows no device and no model."""
+
+from ninfer.frontend.frontend import Frontend, Prompt
+from ninfer.frontend.messages import parse_messages_file
+from ninfer.frontend.presets import SamplingPreset
+from ninfer.frontend.session import OutputSession
+
+__all__ = ["Frontend", "OutputSession", "Prompt", "SamplingPreset", "parse_messages_file"]
