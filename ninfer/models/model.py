@@ -52,7 +52,7 @@ class KvLayout:
 @dataclass(frozen=True)
 class StateLayout:
     """Recurrent state of `layers` layers: convolution history `[slots, history, channels]` in `dtype` and
-    FP32 states `[slots, value_heads, value_dim, key_dim]`. Unlike KV it can't be cut back to an earlier position.
+    FP32 states `[slots, value_heads, value_dim, key_dim]`. Unlike KV it can't be cut back to an earlier one.
     """
 
     layers: int

@@ -1,0 +1,57 @@
+"""Allocating what the plan counted."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+import torch
+
+from ninfer.models import Cache, KvLayout, StateLayout
+from ninfer.ops import PAGE
+
+_ALIGNMENT = 64
+
+
+def allocate(kv: KvLayout, state: StateLayout, *, pages: int, slots: int, device: torch.device) -> Cache:
+    """A zeroed cache of `pages` KV pages and `slots` state slots."""
+
+    def each(layers: int, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        return tuple(zeros(shape, dtype, device) for _ in range(layers))
+
+    page = (pages, PAGE, kv.heads, kv.head_dim)
+    return Cache(
+        k=each(kv.layers, page, kv.dtype),
+        v=each(kv.layers, page, kv.dtype),
+        conv=each(state.layers, (slots, state.history, state.channels), state.dtype),
+        recurrent=each(
+            state.layers, (slots, state.value_heads, state.value_dim, state.key_dim), torch.float32
+        ),
+    )
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros aligned to 64 bytes; on the CPU mapped at first touch, so a large context starts fast."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(size + _ALIGNMENT, np.uint8)
+    begin = -raw.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(raw[begin : begin + size]).view(dtype).view(shape)
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Memory that could be taken now, or None where the system doesn't tell."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    if "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
