@@ -1,16 +1,48 @@
 """NInfer: low-latency inference of selected Qwen3.5-family checkpoints.
 
-Importing this package is light; PyTorch is imported when a model is loaded.
+    import ninfer
+
+    with ninfer.Engine.load("model.ninfer") as engine:
+        for event in engine.chat([{"role": "user", "content": "Hello!"}]):
+            if isinstance(event, ninfer.Output):
+                print(event.text, end="")
+
+Importing this package is light: the names below arrive, with PyTorch, when they are first used.
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ninfer.api import (
+        Channel,
+        Done,
+        Engine,
+        EngineOptions,
+        FinishReason,
+        GenerationOptions,
+        Output,
+        PromptProgress,
+        Started,
+        Statistics,
+    )
 
 __version__ = "0.1.0"
-
-_API = frozenset()
+__all__ = [
+    "Channel",
+    "Done",
+    "Engine",
+    "EngineOptions",
+    "FinishReason",
+    "GenerationOptions",
+    "Output",
+    "PromptProgress",
+    "Started",
+    "Statistics",
+]
 
 
 def __getattr__(name: str) -> object:
-    if name in _API:
+    if name in __all__:
         return getattr(import_module("ninfer.api"), name)
     raise AttributeError(f"module 'ninfer' has no attribute {name!r}")

@@ -1,0 +1,24 @@
+"""The public Python interface: load a model, get an engine with its frontend."""
+
+from ninfer.api.engine import Engine, EngineDescription, Generation
+from ninfer.api.options import EngineOptions, GenerationOptions
+from ninfer.engine import Done, Event, Output, PromptProgress, Started, Statistics
+from ninfer.events import Channel, FinishReason
+from ninfer.ops.sampling import SamplingParams
+
+__all__ = [
+    "Channel",
+    "Done",
+    "Engine",
+    "EngineDescription",
+    "EngineOptions",
+    "Event",
+    "FinishReason",
+    "Generation",
+    "GenerationOptions",
+    "Output",
+    "PromptProgress",
+    "SamplingParams",
+    "Started",
+    "Statistics",
+]

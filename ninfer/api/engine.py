@@ -1,0 +1,205 @@
+"""A loaded model with its frontend: messages in, events out."""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ninfer.api.options import EngineOptions, GenerationOptions
+from ninfer.artifact import Artifact
+from ninfer.engine import Event, OutputSession, Request, run
+from ninfer.errors import OptionError
+from ninfer.frontend import Frontend, Prompt
+
+if TYPE_CHECKING:
+    from ninfer.runtime import Program, SamplingParams
+
+_DEFAULT_CONTEXT = 2048
+_TEXT_ROLES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
+
+@dataclass(frozen=True)
+class EngineDescription:
+    """What was loaded and what memory it took; sizes in bytes."""
+
+    name: str
+    architecture: str
+    device: str
+    threads: int
+    max_context: int
+    kv_dtype: str
+    kv_tokens: int
+    kv_bytes: int
+    weight_bytes: int
+    load_seconds: float
+
+
+class Generation:
+    """One answer under way: iterate for its events, or call `text()` for the whole answer.
+
+    `prompt`, `sampling` and `render_seconds` say what was resolved. `cancel()` may be called from any thread
+    or a signal handler; the answer ends at the next boundary with its text so far.
+    """
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        sampling: "SamplingParams",
+        render_seconds: float,
+        start: Callable[[Callable[[], bool]], Iterator[Event]],
+    ) -> None:
+        self.prompt = prompt
+        self.sampling = sampling
+        self.render_seconds = render_seconds
+        self._cancelled = False
+        self._events = start(lambda: self._cancelled)
+
+    def cancel(self) -> None:
+        """Ask the answer to end."""
+        self._cancelled = True
+
+    def __iter__(self) -> Iterator[Event]:
+        return self._events
+
+
+class Engine:
+    """One model, one answer at a time, on the CPU. Use as a context manager, or call `close`.
+
+    A new request continues from what it shares with the previous one, so a conversation computes only its
+    new part.
+    """
+
+    def __init__(
+        self, artifact: Artifact, frontend: Frontend, program: "Program", description: EngineDescription
+    ) -> None:
+        """Use `load`."""
+        self._artifact = artifact
+        self._program = program
+        self._running: Generator[Event] | None = None
+        self.frontend = frontend
+        self.description = description
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        options: EngineOptions | None = None,
+        *,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> Self:
+        """Load a `.ninfer` artifact; a Hugging Face folder or a GGUF file is converted once into the cache.
+
+        `progress(stage, done, total)` is called while converting. Raises `NInferError` subclasses with one
+        sentence for anything wrong with the file, the options or the memory.
+        """
+        begin = perf_counter()
+        options = options or EngineOptions()
+        path = Path(path)
+        if path.is_dir() or path.suffix.lower() == ".gguf":
+            from ninfer.convert import ensure_artifact
+
+            path = ensure_artifact(path, options.cache_dir, progress)
+        artifact = Artifact.open(path)
+        try:
+            return cls._load(artifact, options, begin)
+        except BaseException:
+            artifact.close()
+            raise
+
+    @classmethod
+    def _load(cls, artifact: Artifact, options: EngineOptions, begin: float) -> Self:
+        from ninfer import models
+        from ninfer.ops import set_threads
+        from ninfer.runtime import Program
+
+        config = artifact.components["text"].config
+        frontend = Frontend.from_resources(
+            {role: artifact.resource("text", role) for role in _TEXT_ROLES},
+            architecture=str(config["architectures"][0]),
+            vocab_rows=int(config["vocab_size"]),
+            chat_template=options.chat_template,
+        )
+        threads = set_threads(options.threads)
+        model = models.load(artifact, public_tokens=frontend.public_tokens)
+        context = options.max_context
+        if context is None:
+            context = min(_DEFAULT_CONTEXT, model.max_position_embeddings)
+        program = Program(model, context, options.prefill_chunk)
+        plan = program.plan
+        description = EngineDescription(
+            name=str(artifact.metadata.get("name") or Path(artifact.path).stem),
+            architecture=frontend.architecture,
+            device="cpu",
+            threads=threads,
+            max_context=plan.max_context,
+            kv_dtype="bf16",
+            kv_tokens=plan.pages * 64,
+            kv_bytes=plan.pages * plan.page_bytes,
+            weight_bytes=sum(item.bytes for item in artifact.objects if item.kind == "tensor"),
+            load_seconds=perf_counter() - begin,
+        )
+        return cls(artifact, frontend, program, description)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: GenerationOptions | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+    ) -> Generation:
+        """Answer a conversation (`role`, `content` and the other members of the messages file).
+
+        Rendering errors are raised here, capacity errors at the first event. Only one generation may run at
+        a time; starting another ends the previous one.
+        """
+        options = options or GenerationOptions()
+        begin = perf_counter()
+        prompt = self.frontend.render(
+            messages, tools=tools, thinking=options.thinking, reasoning_effort=options.reasoning_effort
+        )
+        if not prompt.tokens:
+            raise OptionError("the rendered prompt is empty; give a message with text")
+        sampling = options.sampling(self.frontend.preset(thinking=prompt.starts_in_thinking))
+        session = self.frontend.session(
+            prompt,
+            stop=options.stop,
+            reasoning_stop=options.reasoning_stop,
+            stop_token_ids=options.stop_token_ids,
+            raw=options.raw,
+            thinking_budget=options.thinking_budget,
+        )
+        request = Request(
+            prompt=tuple(prompt.tokens),
+            sampling=sampling,
+            max_output=options.max_new,
+            thinking_budget=options.thinking_budget if prompt.starts_in_thinking else None,
+        )
+        return Generation(
+            prompt,
+            sampling,
+            perf_counter() - begin,
+            lambda cancelled: self._run(request, session, cancelled),
+        )
+
+    def _run(
+        self, request: Request, session: OutputSession, cancelled: Callable[[], bool]
+    ) -> Iterator[Event]:
+        """Run as the only request: one that is still under way ends where its last event left it."""
+        if self._running is not None:
+            self._running.close()
+        self._running = run(self._program, request, session, cancelled)
+        yield from self._running
+
+    def close(self) -> None:
+        """Release the mapped file."""
+        self._artifact.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,80 @@
+"""What a caller may choose: when loading an engine, and for each answer."""
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ninfer.errors import OptionError
+
+if TYPE_CHECKING:
+    from ninfer.frontend import SamplingPreset
+    from ninfer.runtime import SamplingParams
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Fixed while the engine lives.
+
+    `max_context` tokens of one sequence (default 2048, or the model's positions if those are fewer);
+    `prefill_chunk` prompt tokens per unit of work, a multiple of 128; `chat_template` Jinja source used
+    instead of the artifact's; `threads` of the CPU backend (None: from the machine); `cache_dir` for
+    converted checkpoints (None: `$NINFER_CACHE` or the platform's user cache).
+    """
+
+    max_context: int | None = None
+    prefill_chunk: int = 1024
+    chat_template: str | None = None
+    threads: int | None = None
+    cache_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """Chosen for each answer. Sampling fields left at None take the model's preset for the prompt's mode.
+
+    `max_new` output tokens at most (None: to the end of the context); `thinking_budget` tokens inside the
+    thinking block before it is closed; `raw` publishes special tokens and doesn't split channels.
+    """
+
+    max_new: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int = 0
+    thinking: bool | None = None
+    reasoning_effort: str | None = None
+    thinking_budget: int | None = None
+    stop: tuple[str, ...] = ()
+    reasoning_stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    raw: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range("temperature", self.temperature, 0, 2)
+        _check_range("top_p", self.top_p, 0, 1)
+        _check_range("min_p", self.min_p, 0, 1)
+        _check_range("top_k", self.top_k, 0, 20)
+        _check_range("presence_penalty", self.presence_penalty, -2, 2)
+        _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
+        if self.thinking_budget is not None and (self.thinking is False or self.reasoning_effort == "none"):
+            raise OptionError("a thinking budget needs thinking; drop the budget or switch thinking on")
+        if self.thinking is False and self.reasoning_effort not in (None, "none"):
+            raise OptionError(f"reasoning effort {self.reasoning_effort!r} needs thinking; switch it on")
+
+    def sampling(self, preset: "SamplingPreset") -> "SamplingParams":
+        """The preset with this request's own values in place."""
+        from ninfer.runtime import SamplingParams
+
+        names = [field.name for field in fields(preset)]
+        chosen = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        merged = replace(preset, **chosen)
+        return SamplingParams(**{name: getattr(merged, name) for name in names}, seed=self.seed)
+
+
+def _check_range(name: str, value: Any, low: float, high: float) -> None:
+    # NaN fails both comparisons, so it is refused too.
+    if value is not None and not low <= value <= high:
+        raise OptionError(f"{name} must be between {low} and {high}, not {value}")

@@ -1,0 +1,190 @@
+"""`ninfer`: one answer, or a chat on a terminal.
+
+The answer goes to stdout as it is made; reasoning, progress and the report go to stderr.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ninfer.cli.common import program, run
+from ninfer.errors import OptionError
+
+app = program()
+
+# Known options that wait for later work: refused in a sentence, never ignored.
+# Option -> (what it needs, whether it takes a value).
+_LATER = {
+    "--kv-capacity": ("the engine for several requests", True),
+    "--vram-headroom-mib": ("the CUDA backend", True),
+    "--device": ("the CUDA backend", True),
+    "--no-cuda-graph": ("the CUDA backend", False),
+    "--embedding-host": ("the CUDA backend", False),
+    "--devices": ("several GPUs", True),
+    "--tp": ("several GPUs", True),
+    "--no-tp-mailbox": ("several GPUs", False),
+    "--spec": ("speculative decoding", True),
+    "--draft-tokens": ("speculative decoding", True),
+    "--lm-head-draft": ("speculative decoding", False),
+    "--vision": ("vision", False),
+    "--vision-device": ("vision", True),
+    "--max-vision-tokens": ("vision", True),
+}
+_DEFAULT_MAX_NEW = 128
+_LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "critical", "off")
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+@app.command()
+def ninfer(
+    model: Annotated[
+        Path,
+        typer.Argument(help="A .ninfer artifact, a Hugging Face folder or a GGUF file.", metavar="MODEL"),
+    ],
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Answer this user message.")] = None,
+    messages: Annotated[
+        Path | None, typer.Option("--messages", help="Answer the conversation in this JSON file.")
+    ] = None,
+    max_new: Annotated[
+        int | None, typer.Option("--max-new", min=1, help="Tokens to generate at most (128; chat: no limit).")
+    ] = None,
+    max_context: Annotated[
+        int | None,
+        typer.Option("--max-context", min=1, help="Tokens of context (2048, or what the model has)."),
+    ] = None,
+    prefill_chunk: Annotated[
+        int, typer.Option("--prefill-chunk", min=1, help="Prompt tokens per step, a multiple of 128.")
+    ] = 1024,
+    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="KV cache format: bf16.")] = "bf16",
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="CPU threads (default: from the machine).")
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option("--chat-template", help="Jinja file in place of the artifact's template.")
+    ] = None,
+    no_thinking: Annotated[
+        bool, typer.Option("--no-thinking", help="Answer without a thinking block.")
+    ] = False,
+    reasoning_effort: Annotated[
+        str | None, typer.Option("--reasoning-effort", help="|".join(_EFFORTS))
+    ] = None,
+    thinking_budget: Annotated[
+        int | None, typer.Option("--thinking-budget", min=1, help="Close the thinking block after N tokens.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="Stop before this text in the answer (repeatable).")
+    ] = None,
+    reasoning_stop: Annotated[
+        list[str] | None, typer.Option("--reasoning-stop", help="Stop before this text in the reasoning.")
+    ] = None,
+    stop_token_id: Annotated[
+        list[int] | None, typer.Option("--stop-token-id", min=0, help="Stop at this token id (repeatable).")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", help="[0, 2]; 0 is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option("--top-p", help="[0, 1]")] = None,
+    min_p: Annotated[float | None, typer.Option("--min-p", help="[0, 1]")] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="0..20; 0 is the cap of 20.")] = None,
+    presence_penalty: Annotated[float | None, typer.Option("--presence-penalty", help="[-2, 2]")] = None,
+    frequency_penalty: Annotated[float | None, typer.Option("--frequency-penalty", help="[-2, 2]")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the sampling.")] = 0,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the most likely token.")] = False,
+    raw_output: Annotated[
+        bool, typer.Option("--raw-output", help="Everything to stdout, special tokens shown.")
+    ] = False,
+    print_token_ids: Annotated[
+        bool, typer.Option("--print-token-ids", help="List the ids at the end.")
+    ] = False,
+    log_level: Annotated[
+        str, typer.Option("--log-level", help="trace|debug|info|warning|error|critical|off")
+    ] = "info",
+) -> int:
+    """Answer one prompt (--prompt, --messages or stdin); without one, chat on the terminal."""
+    one_shot = prompt is not None or messages is not None or not sys.stdin.isatty()
+    conversation, tools = _conversation(prompt, messages) if one_shot else ([], None)
+    if log_level not in _LOG_LEVELS:
+        raise OptionError(f"invalid log level: {log_level}; use one of {', '.join(_LOG_LEVELS)}")
+    if kv_dtype != "bf16":
+        raise OptionError(f"--kv-dtype {kv_dtype} is not available in this version; use bf16")
+
+    from ninfer.api import EngineOptions, GenerationOptions
+    from ninfer.cli.answer import Answerer, load
+
+    if no_thinking and reasoning_effort not in (None, "none"):
+        raise OptionError(f"--reasoning-effort {reasoning_effort} and --no-thinking exclude each other")
+    options = GenerationOptions(
+        max_new=max_new or (_DEFAULT_MAX_NEW if one_shot else None),
+        temperature=0.0 if greedy else temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        thinking=False if no_thinking else None,
+        reasoning_effort=reasoning_effort,
+        thinking_budget=thinking_budget,
+        stop=tuple(stop or ()),
+        reasoning_stop=tuple(reasoning_stop or ()),
+        stop_token_ids=tuple(stop_token_id or ()),
+        raw=raw_output,
+    )
+    engine_options = EngineOptions(
+        max_context=max_context,
+        prefill_chunk=prefill_chunk,
+        chat_template=None if chat_template is None else _read_text(chat_template, "chat template"),
+        threads=threads,
+    )
+    quiet = log_level in _LOG_LEVELS[_LOG_LEVELS.index("warning") :]
+    with load(model, engine_options, quiet=quiet) as engine:
+        answerer = Answerer(engine, options, print_token_ids=print_token_ids, quiet=quiet)
+        if one_shot:
+            answerer.answer(conversation, tools)
+            return 0
+        from ninfer.cli.chat import Chat
+
+        return Chat(answerer.answer).run()
+
+
+def _conversation(prompt: str | None, messages: Path | None) -> tuple[list[dict[str, Any]], list[Any] | None]:
+    """The messages and tools of a one-shot run."""
+    if prompt is not None and messages is not None:
+        raise OptionError("pass exactly one of --prompt or --messages")
+    if messages is not None:
+        from ninfer.frontend import parse_messages_file
+
+        return parse_messages_file(_read_bytes(messages, "messages file"))
+    text = sys.stdin.buffer.read() if prompt is None else prompt.encode(errors="surrogateescape")
+    source = "stdin" if prompt is None else "--prompt"
+    try:
+        content = text.decode()
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{source} is not valid UTF-8 (byte {error.start}); convert the text") from None
+    if not content.strip():
+        raise OptionError(f"the prompt from {source} is empty; give it some text")
+    return [{"role": "user", "content": content}], None
+
+
+def _read_bytes(path: Path, what: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise OptionError(f"cannot read the {what} {path}: {error.strerror}") from None
+
+
+def _read_text(path: Path, what: str) -> str:
+    try:
+        return _read_bytes(path, what).decode()
+    except UnicodeDecodeError as error:
+        raise OptionError(f"the {what} {path} is not valid UTF-8 (byte {error.start})") from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `ninfer`."""
+    return run(app, "ninfer", argv, prefix="error", later=_LATER)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""What a request tells its consumer: one `Started`, then `PromptProgress`es, `Output`s, and one `Done`."""
+
+from dataclasses import dataclass, field
+
+from ninfer.events import Channel, FinishReason
+
+
+@dataclass(frozen=True)
+class Started:
+    """The request owns its memory and begins; `reused_tokens` of `prompt_tokens` need no computation."""
+
+    prompt_tokens: int
+    reused_tokens: int
+
+
+@dataclass(frozen=True)
+class PromptProgress:
+    """`processed_tokens` of `prompt_tokens` (reused ones included) are in memory, after `seconds`."""
+
+    prompt_tokens: int
+    processed_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Output:
+    """Text for a channel; never half a character, never text after a stop."""
+
+    channel: Channel
+    text: str
+
+
+@dataclass(frozen=True)
+class ThinkingReport:
+    """Use of a thinking budget: the model's tokens inside the block, and whether the closer was forced."""
+
+    budget: int
+    model_tokens: int
+    control_tokens: int
+    applied: bool
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Counts and times of one finished request.
+
+    `generated_tokens` counts every committed output token (stop and forced tokens too). The first token
+    belongs to `prefill_seconds`; `decode_seconds` covers the others.
+    """
+
+    finish_reason: FinishReason
+    prompt_tokens: int
+    reused_tokens: int
+    generated_tokens: int
+    reasoning_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    token_ids: tuple[int, ...] = field(repr=False)
+    thinking: ThinkingReport | None = None
+
+    @property
+    def prefill_rate(self) -> float | None:
+        """Computed prompt tokens per second."""
+        return _rate(self.prompt_tokens - self.reused_tokens, self.prefill_seconds)
+
+    @property
+    def decode_rate(self) -> float | None:
+        """Tokens per second after the first one."""
+        return _rate(self.generated_tokens - 1, self.decode_seconds)
+
+    @property
+    def overall_rate(self) -> float | None:
+        """Generated tokens per second of model time."""
+        return _rate(self.generated_tokens, self.prefill_seconds + self.decode_seconds)
+
+
+@dataclass(frozen=True)
+class Done:
+    """The request is over; nothing follows."""
+
+    statistics: Statistics
+
+
+Event = Started | PromptProgress | Output | Done
+
+
+def _rate(tokens: int, seconds: float) -> float | None:
+    return tokens / seconds if tokens > 0 and seconds > 0 else None
