@@ -7,7 +7,7 @@ In addition every string literal of the template is compiled to a `TemplateText`
 
 import json
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -17,9 +17,11 @@ from jinja2.environment import Environment
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
 from ninfer.errors import FrontendError
+from ninfer.frontend.interpolation import format_text, percent_text
 from ninfer.frontend.provenance import TemplateText, concatenate
 
 MAX_TEMPLATE_BYTES = 16 << 20
@@ -114,11 +116,12 @@ class _Generation(Extension):
 class _Environment(ImmutableSandboxedEnvironment):
     code_generator_class = _LiteralGenerator
     concat = staticmethod(concatenate)
+    intercepted_binops = frozenset("%")
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
         self._literals: dict[str, TemplateText] = {}
-        self.filters.update(tojson=_tojson, join=_join, safe=_safe)
+        self.filters.update(tojson=_tojson, join=_join, format=_format, safe=_safe)
         self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
 
     def literal(self, text: str) -> TemplateText:
@@ -127,6 +130,17 @@ class _Environment(ImmutableSandboxedEnvironment):
         if known is None:
             known = self._literals[text] = TemplateText.literal(text)
         return known
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        text = getattr(value, "__self__", None)
+        if not isinstance(text, TemplateText) or value.__name__ != "format":
+            return super().wrap_str_format(value)
+        return lambda *args, **kwargs: format_text(text, SandboxedFormatter(self), args, kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        return (
+            _percent(left, right) if operator == "%" else super().call_binop(context, operator, left, right)
+        )
 
 
 def _tojson(
@@ -139,6 +153,11 @@ def _tojson(
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+
+
+def _safe(value: Any) -> str:
+    """No markup: nothing is escaped here anyway, and Markup would escape what it is joined with."""
+    return value if isinstance(value, str) else str(value)
 
 
 @pass_environment
@@ -155,8 +174,12 @@ def _join(
     return concatenate(parts)
 
 
-def _safe(value: Any) -> str:
-    return value if isinstance(value, str) else str(value)
+def _format(value: Any, *args: Any, **kwargs: Any) -> str:
+    return _percent(value if isinstance(value, str) else str(value), kwargs or args)
+
+
+def _percent(text: Any, values: Any) -> Any:
+    return percent_text(text, values) if isinstance(text, TemplateText) else text % values
 
 
 def _raise_exception(message: Any = "no reason given") -> None:
