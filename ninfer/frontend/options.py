@@ -13,7 +13,6 @@ _RESERVED = frozenset(
     (
         "messages",
         "tools",
-        "documents",
         "add_generation_prompt",
         "continue_final_message",
         *SPECIAL_TOKEN_NAMES,

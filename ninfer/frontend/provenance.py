@@ -37,7 +37,9 @@ class TemplateText(str):
         return str.__str__(self)
 
     def cut(self, begin: int, end: int) -> str:
-        """Characters `[begin, end)` with `0 <= begin <= end <= len`."""
+        """Characters `[begin, end)` with `0 <= begin` and `end <= len`; none if `end <= begin`."""
+        if end <= begin:
+            return ""
         spans = tuple(
             (max(b, begin) - begin, min(e, end) - begin) for b, e in self.spans if b < end and e > begin
         )
@@ -61,7 +63,7 @@ class TemplateText(str):
             begin, end, step = key.indices(len(self))
             if step != 1:
                 return str.__getitem__(self, key)
-            return self.cut(begin, max(begin, end))
+            return self.cut(begin, end)
         index = key.__index__()
         index += len(self) if index < 0 else 0
         if not 0 <= index < len(self):
@@ -96,7 +98,7 @@ class TemplateText(str):
 
     def strip(self, chars: str | None = None) -> str:
         begin = len(self) - len(str.lstrip(self, chars))
-        return self.cut(begin, max(begin, len(str.rstrip(self, chars))))
+        return self.cut(begin, len(str.rstrip(self, chars)))
 
     def removeprefix(self, prefix: str) -> str:
         return self.cut(len(prefix) if self.startswith(prefix) else 0, len(self))

@@ -9,6 +9,7 @@ import json
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from importlib import resources
 from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError, UndefinedError, nodes, pass_environment
@@ -25,7 +26,19 @@ from ninfer.frontend.interpolation import format_text, percent_text
 from ninfer.frontend.provenance import TemplateText, concatenate
 
 MAX_TEMPLATE_BYTES = 16 << 20
+MAINTAINED = ("qwen3_6", "qwen3_8")
 _FILENAME = "<template>"  # the name Jinja compiles templates from strings under
+
+
+def maintained_template(name: str) -> str:
+    """The source of one of our own templates, for checkpoints that come without a usable one.
+
+    Their behaviour is that of the Qwen3.6 and Qwen3.8 templates; the wording of the tool instructions and of
+    the two effort sentences of 3.8 is ours. Raises FrontendError for an unknown name.
+    """
+    if name not in MAINTAINED:
+        raise FrontendError(f"There is no chat template {name!r}; known are {', '.join(MAINTAINED)}.")
+    return (resources.files("ninfer.frontend") / "templates" / f"{name}.jinja").read_text("utf-8")
 
 
 class ChatTemplate:
