@@ -19,7 +19,7 @@ from ninfer.errors import ModelError
 from ninfer.ops.weights import Encoded, Matrix, RowSpan
 
 if TYPE_CHECKING:
-    from ninfer.artifact import Artifact, Component, Part, TensorObject, Use
+    from ninfer.artifact import Artifact, Binding, Component, Use
 
 DIVISOR = "activation_input_divisor"
 _DIRECT = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int32": torch.int32}
@@ -104,26 +104,31 @@ class Binder:
             )
         return matrix, auxiliaries
 
-    def _parts(self, name: str, shape: tuple[int, ...]) -> tuple[Part, ...]:
-        if name not in self._artifact.bindings:
+    def _parts(self, name: str, shape: tuple[int, ...]) -> Binding:
+        parts = self._artifact.bindings.get(name)
+        if parts is None:
             raise ModelError(f"the artifact does not bind the parameter '{name}'")
-        parts = self._artifact.parameter(name)
         self._check_coverage(parts, f"parameter '{name}'", shape)
         return parts
 
-    def _check_coverage(self, parts: Sequence[Part], owner: str, shape: tuple[int, ...]) -> None:
-        covered = sum(part.end - part.begin for part in parts)
+    def _check_coverage(self, parts: Binding, owner: str, shape: tuple[int, ...]) -> None:
+        if parts.whole and self._artifact.tensor(parts[0].object).shape != shape:
+            raise ModelError(
+                f"{owner} must have shape {list(shape)}, but the object that it names as a whole, "
+                f"'{parts[0].object}', has {list(self._artifact.tensor(parts[0].object).shape)}"
+            )
+        covered = parts.elements
         if covered != math.prod(shape):
             raise ModelError(
                 f"{owner} must have shape {list(shape)}, {math.prod(shape)} elements, "
                 f"but its parts cover {covered}"
             )
 
-    def _matrix(self, name: str, parts: Sequence[Part], shape: tuple[int, int]) -> Matrix:
+    def _matrix(self, name: str, parts: Binding, shape: tuple[int, int]) -> Matrix:
         columns = shape[1]
         spans = []
         for part in parts:
-            tensor = self._tensor(part.object)
+            tensor = self._artifact.tensor(part.object)
             if tuple(tensor.shape[1:]) != (columns,) or part.begin % columns or part.end % columns:
                 if tensor.format in _DIRECT:
                     return Matrix.of(self._gathered(name, parts, shape, tensor.format))
@@ -138,7 +143,7 @@ class Binder:
     def _parent(self, object_id: str) -> Encoded:
         parent = self._parents.get(object_id)
         if parent is None:
-            tensor = self._tensor(object_id)
+            tensor = self._artifact.tensor(object_id)
             data = self._data(object_id)
             if tensor.format == "nvfp4":
                 divisor = float(data[-4:].numpy().view("<f4")[0])
@@ -150,17 +155,17 @@ class Binder:
             self._parents[object_id] = parent
         return parent
 
-    def _gathered(self, name: str, parts: Sequence[Part], shape: tuple[int, int], format: str) -> Encoded:
+    def _gathered(self, name: str, parts: Binding, shape: tuple[int, int], format: str) -> Encoded:
         """A direct matrix whose parts are reshaped or broken rows: the one case that copies."""
         words = self._direct(parts, f"parameter '{name}'", shape, format)
         return Encoded(
-            format, self._tensor(parts[0].object).layout, shape, words.reshape(-1).view(torch.uint8)
+            format, self._artifact.tensor(parts[0].object).layout, shape, words.reshape(-1).view(torch.uint8)
         )
 
-    def _direct(self, parts: Sequence[Part], owner: str, shape: tuple[int, ...], format: str) -> torch.Tensor:
+    def _direct(self, parts: Binding, owner: str, shape: tuple[int, ...], format: str) -> torch.Tensor:
         pieces = []
         for part in parts:
-            tensor = self._tensor(part.object)
+            tensor = self._artifact.tensor(part.object)
             if tensor.format != format:
                 raise ModelError(
                     f"{owner} must have format '{format}', but object '{part.object}' is '{tensor.format}'"
@@ -185,9 +190,6 @@ class Binder:
                 self._check_coverage(parts, owner, (tables[role],))
                 bound[role] = self._direct(parts, owner, (tables[role],), "int32")
         return bound
-
-    def _tensor(self, object_id: str) -> TensorObject:
-        return self._artifact.tensor(object_id)
 
     def _data(self, object_id: str) -> torch.Tensor:
         """The object's bytes, still on the host; the artifact has checked their size, layout and format."""

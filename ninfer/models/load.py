@@ -31,7 +31,7 @@ def load(
 
     `activation_dtype` is bf16 unless a test asks for float32. `public_tokens` is the size of the tokenizer's
     id domain (the frontend knows it); vocabulary rows behind it are never scored. None: every row is public.
-    On the CPU the weights stay in the mapped file, so the artifact must stay open as long as the model lives.
+    On the CPU the weights are views of the mapped file, which stays mapped as long as the model lives.
 
     Raises `ModelError` if the architecture is unknown or a rule of its config or of its bindings is broken.
     """

@@ -1,4 +1,4 @@
-"""SmolLM2's GGUF as a float32 transformers model: dequantized by the gguf package, mapped by the spec's table."""
+"""SmolLM2's GGUF as a float32 transformers model, dequantized by the gguf package."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LAYER = {
 
 
 def reference(path: Path = GGUF) -> Any:
-    """`LlamaForCausalLM` in float32 on the dequantized weights; norm gains rounded to BF16 as in an artifact."""
+    """`LlamaForCausalLM` in float32 on the dequantized weights; norm gains are BF16 as in an artifact."""
     import gguf
     from transformers import LlamaConfig, LlamaForCausalLM
 
