@@ -71,7 +71,7 @@ def reference(path: Path = GGUF) -> Any:
     model = model.to_empty(device="cpu")
     model.load_state_dict(state, strict=True)
     rotary = model.model.rotary_emb
-    rotary.inv_freq = rotary.compute_default_rope_parameters(config)[0]
+    rotary.inv_freq.copy_(rotary.compute_default_rope_parameters(config)[0])
     return model.eval()
 
 

@@ -134,7 +134,7 @@ def save_folder(model: Any, path: Path) -> Path:
 def _qwen35(g: Qwen35Geometry) -> Any:
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-    return Qwen3_5ForCausalLM(
+    return Qwen3_5ForCausalLM._from_config(
         Qwen3_5TextConfig(
             vocab_size=g.vocab_size,
             hidden_size=g.hidden_size,
@@ -159,15 +159,15 @@ def _qwen35(g: Qwen35Geometry) -> Any:
             linear_num_value_heads=g.value_heads,
             linear_value_head_dim=g.value_head_dim,
             linear_conv_kernel_dim=g.taps,
-            attn_implementation="eager",
-        )
+        ),
+        attn_implementation="eager",
     )
 
 
 def _llama(g: LlamaGeometry) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(
+    return LlamaForCausalLM._from_config(
         LlamaConfig(
             vocab_size=g.vocab_size,
             hidden_size=g.hidden_size,
@@ -180,8 +180,8 @@ def _llama(g: LlamaGeometry) -> Any:
             tie_word_embeddings=g.tied,
             rms_norm_eps=g.eps,
             rope_parameters={"rope_type": "default", "rope_theta": g.rope_theta},
-            attn_implementation="eager",
-        )
+        ),
+        attn_implementation="eager",
     )
 
 
