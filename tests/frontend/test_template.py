@@ -64,7 +64,7 @@ def test_same_text_as_a_plain_environment(source: str) -> None:
         ("{% set x %}<E>{{ d }}{% endset %}{{ x }}{{ x|trim }}{{ x ~ x }}", 4),
         ("{% macro m(x) %}<E>{{ x }}{% endmacro %}{{ m(d) }}{{ m('<E>') + 'q' }}", 3),
         (
-            "{% set ns = namespace(t='') %}{% for i in 'ab' %}{% set ns.t = ns.t + '<E>' %}{% endfor %}{{ ns.t }}",
+            "{% set n = namespace(t='') %}{% for i in 'ab' %}{% set n.t = n.t ~ '<E>' %}{% endfor %}{{n.t}}",
             2,
         ),
         ("{{ {'a': '<E>'}['a'] }}{{ ['<E>', d]|first }}{{ ['x', '<E>'][1] }}{{ '<E>' if d else d }}", 4),
