@@ -1,0 +1,128 @@
+"""`ninfer-convert`: a checkpoint becomes a `.ninfer` artifact."""
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ninfer.cli.common import program, run
+from ninfer.errors import OptionError
+
+app = program()
+
+
+@app.command()
+def convert(
+    model: Annotated[
+        Path,
+        typer.Option(
+            "--model", help="A safetensors folder, index or file, or a GGUF file: the source 'base'."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The artifact to write; it must not exist.")],
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe",
+            help="bf16, groupwise-int, nvfp4-official, quasar, fp8-block, gguf-preserved, preserved, qwen3_6_27b, "
+            "qwen3_8_27b, qwen3_6_27b_nvfp4, qwen3_8_27b_nvfp4, or FILE.py[:function] (default: as stored; bf16 for "
+            "an unquantized folder).",
+        ),
+    ] = None,
+    override: Annotated[
+        str | None, typer.Option("--override", help="FILE.py[:function] that changes the recipe's choices.")
+    ] = None,
+    source: Annotated[
+        list[str] | None, typer.Option("--source", help="NAME=PATH: a further checkpoint (repeatable).")
+    ] = None,
+    components: Annotated[str, typer.Option("--components", help="Comma list: text, mtp.")] = "text",
+    resource: Annotated[
+        list[str] | None,
+        typer.Option("--resource", help="ROLE=PATH: in place of the source's own (repeatable)."),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Public model name.")] = None,
+    device: Annotated[str, typer.Option("--device", help="Where encoders run: cpu, cuda, cuda:1.")] = "cpu",
+    rows_per_chunk: Annotated[
+        int, typer.Option("--rows-per-chunk", min=1, help="Rows encoded at once.")
+    ] = 512,
+    max_file_bytes: Annotated[
+        int,
+        typer.Option("--max-file-bytes", min=1, help="Split the artifact into files of at most this size."),
+    ] = 32_000_000_000,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, no summary.")] = False,
+) -> int:
+    """Convert a checkpoint to an artifact; a report is written to OUT.conversion.json."""
+    sources = _pairs(source, "--source", "NAME=PATH")
+    resources = _pairs(resource, "--resource", "ROLE=PATH")
+    from ninfer.cli.progress import conversion_progress
+    from ninfer.convert import convert as convert_checkpoint
+
+    _check_device(device)
+    signal.signal(signal.SIGTERM, _interrupted)
+    with conversion_progress(quiet) as progress:
+        report = convert_checkpoint(
+            model,
+            out,
+            recipe=recipe,
+            override=override,
+            sources=sources,
+            components=tuple(part.strip() for part in components.split(",")),
+            resources=resources,
+            name=name,
+            device=device,
+            rows_per_chunk=rows_per_chunk,
+            max_file_bytes=max_file_bytes,
+            progress=progress,
+        )
+    if not quiet:
+        for fallback in report.fallbacks:
+            print(
+                f"note: {fallback.parameter} is {fallback.used} instead of {fallback.wanted} ({fallback.reason})",
+                file=sys.stderr,
+            )
+        formats = ", ".join(f"{count} {format}" for format, count in report.document["formats"].items())
+        print(
+            f"{report.path}: {report.payload_bytes / 1e6:.1f} MB in {report.seconds:.1f} s ({formats})",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `ninfer-convert`."""
+    return run(app, "ninfer-convert", argv)
+
+
+def _pairs(items: Sequence[str] | None, option: str, form: str) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for item in items or ():
+        key, equals, value = item.partition("=")
+        if not equals or not key or not value:
+            raise OptionError(f"{option} {item} is not of the form {form}")
+        if key in found or (option == "--source" and key == "base"):
+            raise OptionError(f"{option} names {key} twice")
+        found[key] = Path(value)
+    return found
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise OptionError(f"--device {device} is no device; use cpu or cuda") from None
+    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+        raise OptionError(f"--device {device} is not available on this machine; use cpu")
+
+
+def _interrupted(_number: int, _frame: Any) -> None:
+    """A polite kill ends like Ctrl-C, so that temporary files are removed."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
