@@ -1,0 +1,271 @@
+"""Reading a `.ninfer` artifact: the entry is mapped and checked, everything else waits until it is wanted."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import mmap
+import os
+import stat
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ninfer.artifact import directory as directory_json
+from ninfer.artifact import framing, strict_json
+from ninfer.artifact.records import (
+    RAW_BYTES,
+    Binding,
+    Component,
+    Directory,
+    FileEntry,
+    Part,
+    ResourceObject,
+    TensorObject,
+    Use,
+)
+from ninfer.artifact.verify import check_tensor
+from ninfer.errors import ArtifactError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_WORD = 64
+
+
+class Artifact:
+    """An open artifact; create it with `Artifact.open`. Safe to read from several threads.
+
+    Arrays that it has handed out stay valid after `close`.
+    """
+
+    def __init__(
+        self, path: Path, directory: Directory, artifact_id: bytes, entry: mmap.mmap, start: int
+    ) -> None:
+        self.path = path
+        self.artifact_id = artifact_id
+        self.directory = directory
+        self._payload_start = start
+        self._begins = [0, *itertools.accumulate(entry.payload_bytes for entry in directory.files)]
+        self._maps: dict[int, mmap.mmap] = {0: entry}
+        self._checked: set[str] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Artifact:
+        """Map and check the entry file. Raises ArtifactError, one sentence naming the file and the broken rule."""
+        path = Path(path)
+        mapped = _map(path)
+        try:
+            json_bytes, artifact_id = framing.read_entry_header(
+                mapped[: framing.HEADER.size], str(path), len(mapped)
+            )
+            start = framing.payload_start(json_bytes)
+            text = mapped[framing.HEADER.size : framing.HEADER.size + json_bytes]
+            root = strict_json.loads(text, f"{path}: the directory")
+            try:
+                directory = directory_json.parse(root, path.name)
+            except ArtifactError as error:
+                raise ArtifactError(f"{path}: {error}") from None
+            _check_length(str(path), len(mapped), start + directory.files[0].payload_bytes)
+            return cls(path, directory, artifact_id, mapped, start)
+        except BaseException:
+            mapped.close()
+            raise
+
+    @property
+    def components(self) -> Mapping[str, Component]:
+        """Component id to record."""
+        return self.directory.components
+
+    @property
+    def objects(self) -> Mapping[str, TensorObject | ResourceObject]:
+        """Object id to record, by rising offset."""
+        return self.directory.objects
+
+    @property
+    def bindings(self) -> Mapping[str, Binding]:
+        """Logical parameter name to binding."""
+        return self.directory.bindings
+
+    @property
+    def uses(self) -> tuple[Use, ...]:
+        """All Uses."""
+        return self.directory.uses
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Free members; `name`, if there, is the public model name."""
+        return self.directory.metadata
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """Where the artifact came from; free members."""
+        return self.directory.provenance
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """The file set, entry first."""
+        return self.directory.files
+
+    @property
+    def payload_bytes(self) -> int:
+        """Size of the logical payload."""
+        return self._begins[-1]
+
+    @property
+    def file_bytes(self) -> int:
+        """Declared size of all files together."""
+        return self.payload_bytes + self._payload_start + framing.PAGE * (len(self.files) - 1)
+
+    def parameter(self, name: str) -> tuple[Part, ...]:
+        """The parts of a logical parameter."""
+        found = self.bindings.get(name)
+        if found is None:
+            raise ArtifactError(f"{self.path} does not bind the parameter '{name}'")
+        return found.parts
+
+    def tensor(self, object_id: str) -> TensorObject:
+        """The record of a tensor object."""
+        found = self.objects.get(object_id)
+        if not isinstance(found, TensorObject):
+            raise ArtifactError(f"{self.path} has no tensor object '{object_id}'")
+        return found
+
+    def resource(self, component: str, role: str) -> bytes:
+        """The bytes of a component's resource."""
+        record = self.components.get(component)
+        if record is None or role not in record.resources:
+            owner = f"component '{component}'"
+            raise ArtifactError(
+                f"{self.path}: {owner} {'does not exist' if record is None else f'lacks {role}'}"
+            )
+        found = self.objects[record.resources[role]]
+        if not isinstance(found, ResourceObject) or found.encoding != RAW_BYTES:
+            raise ArtifactError(
+                f"{self.path}: the resource '{found.id}' has an encoding that this version doesn't know; "
+                f"it knows '{RAW_BYTES}'"
+            )
+        return self.read_range(found.offset, found.bytes)
+
+    def object_bytes(self, object_id: str) -> np.ndarray:
+        """All bytes of a tensor object, uint8 `[bytes]`, read-only: normally a view of the mapped file.
+
+        A copy where the object crosses files or isn't aligned in its own. Format, layout, size and offset are
+        checked at first use; unknown or inconsistent ones raise ArtifactError.
+        """
+        import numpy as np
+
+        tensor = self.tensor(object_id)
+        data = self._view(tensor.offset, tensor.bytes)
+        if data is None:
+            array = np.empty(tensor.bytes, dtype=np.uint8)
+            self._read_into(memoryview(array), tensor.offset)
+            array.flags.writeable = False
+        else:
+            array = np.frombuffer(data, dtype=np.uint8)
+        if object_id not in self._checked:
+            try:
+                check_tensor(tensor, array)
+            except ArtifactError as error:
+                raise ArtifactError(f"{self.path}: {error}") from None
+            self._checked.add(object_id)
+        return array
+
+    def read_range(self, offset: int, size: int) -> bytes:
+        """Logical payload bytes `[offset, offset + size)`; only the files that hold them need to exist."""
+        buffer = bytearray(size if 0 <= size <= self.payload_bytes else 0)
+        self._require_range(offset, size)
+        self._read_into(memoryview(buffer), offset)
+        return bytes(buffer)
+
+    def close(self) -> None:
+        """Unmap the files, except what handed-out arrays still hold."""
+        with self._lock:
+            self._closed = True
+            for mapped in self._maps.values():
+                try:
+                    mapped.close()
+                except BufferError:
+                    continue
+            self._maps.clear()
+
+    def __enter__(self) -> Artifact:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _require_range(self, offset: int, size: int) -> None:
+        if offset < 0 or size < 0 or offset + size > self.payload_bytes:
+            raise ArtifactError(
+                f"{self.path}: the range [{offset}, {offset + size}) is outside the payload of {self.payload_bytes} bytes"
+            )
+
+    def _view(self, offset: int, size: int) -> memoryview | None:
+        """A view of the mapping if the range lies in one file and begins at a machine-friendly address."""
+        self._require_range(offset, size)
+        index = bisect.bisect_right(self._begins, offset) - 1
+        start = self._start(index) + offset - self._begins[index]
+        if offset + size > self._begins[index + 1] or start % _WORD:
+            return None
+        return memoryview(self._file(index))[start : start + size]
+
+    def _read_into(self, target: memoryview, offset: int) -> None:
+        end, position = offset + len(target), offset
+        index = bisect.bisect_right(self._begins, offset) - 1
+        while position < end:
+            stop = min(end, self._begins[index + 1])
+            start = self._start(index) + position - self._begins[index]
+            with memoryview(self._file(index)) as source:
+                target[position - offset : stop - offset] = source[start : start + stop - position]
+            position, index = stop, index + 1
+
+    def _start(self, index: int) -> int:
+        return framing.PAGE if index else self._payload_start
+
+    def _file(self, index: int) -> mmap.mmap:
+        with self._lock:
+            if self._closed:
+                raise ArtifactError(f"{self.path} has been closed")
+            if index not in self._maps:
+                self._maps[index] = self._open_part(index)
+            return self._maps[index]
+
+    def _open_part(self, index: int) -> mmap.mmap:
+        entry = self.files[index]
+        path = self.path.parent / str(entry.path)
+        mapped = _map(path, f"part {index} of {self.path.name}")
+        try:
+            framing.read_part_header(mapped[: framing.HEADER.size], str(path), index, self.artifact_id)
+            _check_length(str(path), len(mapped), framing.PAGE + entry.payload_bytes)
+        except BaseException:
+            mapped.close()
+            raise
+        return mapped
+
+
+def _check_length(path: str, found: int, expected: int) -> None:
+    if found != expected:
+        problem = "truncated" if found < expected else "damaged"
+        raise ArtifactError(
+            f"{path} is {problem}: it has {found} bytes, its directory says {expected}; fetch or convert it again"
+        )
+
+
+def _map(path: Path, role: str = "") -> mmap.mmap:
+    named = f"{path} ({role})" if role else str(path)
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ArtifactError(f"{named} is not a regular file")
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise ArtifactError(f"{named} is empty")
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        raise ArtifactError(f"{named} does not exist") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ArtifactError(f"{named} cannot be read: {reason}") from None

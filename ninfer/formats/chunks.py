@@ -1,0 +1,33 @@
+"""Walking a matrix in pieces that stay in the cache while a dozen passes run over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ninfer.errors import FormatError
+
+_TARGET = 1 << 18
+
+
+def row_chunks(rows: int, columns: int, device: torch.device) -> Iterator[tuple[int, int]]:
+    """Row ranges of about a quarter of a million elements (on a GPU: 64 times that)."""
+    target = _TARGET if device.type == "cpu" else _TARGET << 6
+    step = max(1, target // columns)
+    for begin in range(0, rows, step):
+        yield begin, min(rows, begin + step)
+
+
+def require_finite(largest: torch.Tensor, method: str, first_row: int) -> None:
+    """`largest`: absolute maxima `[rows, ...]`; a NaN or an infinity among them is an error."""
+    finite = torch.isfinite(largest)
+    if not bool(finite.all()):
+        row = first_row + int((~finite).reshape(len(largest), -1).any(1).nonzero()[0, 0])
+        raise FormatError(f"'{method}' cannot encode a non-finite value (row {row} has one)")
+
+
+def require(condition: bool, text: str) -> None:
+    """Raise FormatError(text) unless the condition holds."""
+    if not condition:
+        raise FormatError(text)
