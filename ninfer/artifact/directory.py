@@ -151,7 +151,8 @@ def _objects(value: Any, payload: int) -> dict[str, Record]:
         end = record.offset + record.bytes
         if end > payload:
             raise ArtifactError(
-                f"object '{record.id}' ends at {end}, beyond the payload of {payload} bytes that 'files' declares"
+                f"object '{record.id}' ends at {end}, "
+                f"beyond the payload of {payload} bytes that 'files' declares"
             )
         objects[record.id] = record
     return objects

@@ -1,4 +1,4 @@
-"""Which files a payload is divided into, and the directory's text that says so (they depend on each other)."""
+"""The files that a payload is divided into, and the directory's text that says so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_FILE_BYTES = 32_000_000_000
 
 
 def divide(payload: int, start: int, entry_name: str, limit: int) -> tuple[FileEntry, ...]:
-    """Files of at most `limit` bytes for a payload that begins at `start` in the entry; all but the last are full."""
+    """Files of at most `limit` bytes for a payload from `start` of the entry; all but the last are full."""
     if start >= limit:
         raise ArtifactError(
             f"the limit of {limit} bytes a file leaves no room behind the directory of {start} bytes"
@@ -36,7 +36,7 @@ def divide(payload: int, start: int, entry_name: str, limit: int) -> tuple[FileE
 
 
 def lay_out(directory: Directory, entry_name: str, limit: int = MAX_FILE_BYTES) -> tuple[bytes, Directory]:
-    """The directory's text, padded so that header and text fill whole pages, and the directory with its files.
+    """The directory's text, padded to whole pages together with the header, and the directory with its files.
 
     Raises ArtifactError if the directory breaks a rule that a reader would check.
     """

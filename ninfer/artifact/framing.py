@@ -84,12 +84,12 @@ def _other_version(path: str, version: int) -> str:
     text = f"{path} is a .ninfer artifact of version {version}, and this program reads version {VERSION}: "
     if version == 1:
         return text + (
-            "convert the original checkpoint with ninfer-convert, or upgrade the file from 1 to 2 and from 2 to 3 "
-            "with the upgrade tools of the project that published it"
+            "convert the original checkpoint with ninfer-convert, or upgrade the file from 1 to 2 "
+            "and from 2 to 3 with the upgrade tools of the project that published it"
         )
     if version == 2:
         return text + (
-            "convert the original checkpoint with ninfer-convert, or upgrade the file from 2 to 3 with the upgrade "
-            "tool of the project that published it (upgrade_ninfer_v2_to_v3)"
+            "convert the original checkpoint with ninfer-convert, or upgrade the file from 2 to 3 "
+            "with the upgrade tool of the project that published it (upgrade_ninfer_v2_to_v3)"
         )
     return text + "a newer NInfer may read it"

@@ -1,12 +1,13 @@
 """From natural planes to an object's bytes and back, in chunks of rows.
 
-`pack_rows` returns the byte runs that a chunk occupies, so that a converter never holds a whole object; the chunk
-with the last row also returns the gaps between planes and the divisor, so that all chunks together write every byte
-exactly once.
+`pack_rows` returns the byte runs that a chunk occupies, so that a converter never holds a whole object;
+the chunk with the last row also returns the gaps between planes and the divisor, so that all chunks together
+write every byte exactly once.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Sequence
@@ -52,9 +53,9 @@ def pack_rows(
 ) -> list[Run]:
     """The runs `(offset in the object, uint8 [n])` of rows from `row_begin` on, as many as the planes hold.
 
-    shape: the whole object's. Direct formats of any rank: a row is one step of axis 0. nvfp4 and 128x128 tiles:
-    `row_begin` and the number of rows are multiples of 128. q6: `ggml_k` only, bool `[N]`, which rows of the whole
-    object are Q6_K; a chunk holds rows of one type. Raises FormatError on planes that don't fit.
+    shape: the whole object's. Direct formats of any rank: a row is one step of axis 0. nvfp4 and 128x128
+    tiles: `row_begin` and the number of rows are multiples of 128. q6: `ggml_k` only, bool `[N]`, which rows
+    of the whole object are Q6_K; a chunk holds rows of one type. Raises FormatError on planes that don't fit.
     """
     found = formats.get(format)
     if found.kind == "direct":
@@ -116,7 +117,7 @@ def decode_rows(format: str, shape: Sequence[int], data: Bytes, r0: int, r1: int
         return formats.decode(found, unpack_rows(format, shape, data, r0, r1))
     types = k_row_types(shape, data)[r0:r1]
     edges = [r0, *(r0 + 1 + np.flatnonzero(types[1:] != types[:-1])).tolist(), r1]
-    runs = [unpack_rows(format, shape, data, a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    runs = [unpack_rows(format, shape, data, a, b) for a, b in itertools.pairwise(edges)]
     return torch.cat([formats.decode(found, run) for run in runs])
 
 

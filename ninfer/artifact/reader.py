@@ -55,7 +55,7 @@ class Artifact:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Artifact:
-        """Map and check the entry file. Raises ArtifactError, one sentence naming the file and the broken rule."""
+        """Map and check the entry file. Raises ArtifactError naming the file and the broken rule."""
         path = Path(path)
         mapped = _map(path)
         try:
@@ -162,7 +162,7 @@ class Artifact:
         data = self._view(tensor.offset, tensor.bytes)
         if data is None:
             array = np.empty(tensor.bytes, dtype=np.uint8)
-            self._read_into(memoryview(array), tensor.offset)
+            self._read_into(array.data, tensor.offset)
             array.flags.writeable = False
         else:
             array = np.frombuffer(data, dtype=np.uint8)
@@ -201,7 +201,8 @@ class Artifact:
     def _require_range(self, offset: int, size: int) -> None:
         if offset < 0 or size < 0 or offset + size > self.payload_bytes:
             raise ArtifactError(
-                f"{self.path}: the range [{offset}, {offset + size}) is outside the payload of {self.payload_bytes} bytes"
+                f"{self.path}: the range [{offset}, {offset + size}) is outside the payload "
+                f"of {self.payload_bytes} bytes"
             )
 
     def _view(self, offset: int, size: int) -> memoryview | None:
@@ -251,7 +252,8 @@ def _check_length(path: str, found: int, expected: int) -> None:
     if found != expected:
         problem = "truncated" if found < expected else "damaged"
         raise ArtifactError(
-            f"{path} is {problem}: it has {found} bytes, its directory says {expected}; fetch or convert it again"
+            f"{path} is {problem}: it has {found} bytes, its directory says {expected}; "
+            f"fetch or convert it again"
         )
 
 

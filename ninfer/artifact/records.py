@@ -80,7 +80,7 @@ class Binding(Sequence[Part]):
 
 @dataclass(frozen=True)
 class Use:
-    """How one parameter meets one mathematical input: the activation formats allowed, and auxiliary tensors."""
+    """How one parameter meets one mathematical input: allowed activation formats, auxiliary tensors."""
 
     parameter: str
     input: str

@@ -34,7 +34,7 @@ def default_layout(format: str) -> str:
 def encoded_bytes(format: str, layout: str, shape: Sequence[int], *, q6_rows: int | None = None) -> int:
     """Size of an object; FormatError on an unknown or incompatible format, layout or shape.
 
-    `ggml_k` needs `q6_rows`, the number of its rows that are Q6_K, because its size is no function of its shape.
+    `ggml_k` needs `q6_rows`, the number of its Q6_K rows, because its size is no function of its shape.
     """
     expected = default_layout(format)
     if layout != expected:
@@ -83,7 +83,7 @@ def _elements(shape: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class RowSplit:
-    """Planes of a `row_split_k128_v1` object: byte offsets, bytes per row and groups per row (padding included)."""
+    """Planes of a `row_split_k128_v1` object: offsets, bytes per row, groups per row (padding included)."""
 
     groups: int
     base_stride: int
@@ -110,7 +110,7 @@ def block_scale_offsets(rows: int, columns: int) -> tuple[int, int]:
 
 
 def scale_offset(rows: int, columns: int) -> int:
-    """Byte offset of the BF16 scales behind one byte a weight (`row_scale_v1`, `block_scale_m128_k128_v1`)."""
+    """Byte offset of the BF16 scales of `row_scale_v1` and `block_scale_m128_k128_v1`."""
     return align_up(rows * columns, ALIGNMENT)
 
 

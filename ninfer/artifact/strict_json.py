@@ -1,4 +1,4 @@
-"""JSON as the format wants it: no duplicate members, no NaN or infinity, exact integers, text that is UTF-8."""
+"""JSON as the format wants it: no duplicate members, no NaN or infinity, exact integers, UTF-8 text."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_tensor(tensor: TensorObject, data: np.ndarray) -> None:
-    """ArtifactError naming the object and the rule; `data` is its bytes (only a GGML row table is looked at)."""
+    """ArtifactError naming the object and the rule; `data` is its bytes (only a row table is looked at)."""
     owner = f"object '{tensor.id}'"
     if tensor.offset % ALIGNMENT:
         raise ArtifactError(f"{owner} is at {tensor.offset}, not at a multiple of {ALIGNMENT}")
@@ -44,8 +44,8 @@ def _check_k(tensor: TensorObject, data: np.ndarray, owner: str) -> None:
     four, six = k_row_bytes(columns)
     if not least <= tensor.bytes <= most or (tensor.bytes - least) % (six - four):
         raise ArtifactError(
-            f"{owner} has {tensor.bytes} bytes; ggml_k {list(tensor.shape)} takes {least} to {most} in steps of "
-            f"{six - four}"
+            f"{owner} has {tensor.bytes} bytes; ggml_k {list(tensor.shape)} takes {least} to {most} "
+            f"in steps of {six - four}"
         )
     table = data[: 8 * rows].view("<u8")
     sizes = np.where(table & np.uint64(1), np.uint64(six), np.uint64(four))

@@ -23,6 +23,8 @@ from ninfer.errors import ArtifactError
 if TYPE_CHECKING:
     import numpy as np
 
+    Bytes = bytes | bytearray | memoryview | np.ndarray
+
 
 class ArtifactWriter:
     """Writes the file set that a directory describes (its `files` are computed here).
@@ -72,13 +74,13 @@ class ArtifactWriter:
         """Size of all files together."""
         return self._begins[-1] + self._start + framing.PAGE * (len(self._targets) - 1)
 
-    def write(self, object_id: str, offset: int, data: bytes | bytearray | memoryview | np.ndarray) -> None:
-        """Write contiguous bytes at `offset` of an object. Overlaps and bytes outside the object are refused."""
+    def write(self, object_id: str, offset: int, data: Bytes) -> None:
+        """Write contiguous bytes at `offset` of an object. Overlaps and bytes outside it are refused."""
         record = self.directory.objects.get(object_id)
         if record is None:
             raise ArtifactError(f"{self.path} has no object '{object_id}' to write")
         try:
-            view = memoryview(data).cast("B")
+            view = memoryview(data).cast("B")  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             raise ArtifactError(f"object '{object_id}' takes contiguous bytes: {error}") from None
         if offset < 0 or offset + len(view) > record.bytes:

@@ -1,8 +1,9 @@
 """What a number is: the codecs of every weight format.
 
-`get(name)` looks a format up without importing PyTorch. `encode` turns a float32 matrix `[rows, K]` into the
-format's natural `Planes`, `decode` turns them back into float32; both need PyTorch, which is imported on first
-use. How planes lie in a file is not known here but in `ninfer.artifact.layouts`.
+`get(name)` looks a format up without importing PyTorch. `encode` turns a float32 matrix `[rows, K]` into its
+natural `Planes`, `decode` turns them back into float32; both need PyTorch, which is imported on first use.
+
+How planes lie in a file is not known here but in `ninfer.artifact.layouts`.
 """
 
 from importlib import import_module

@@ -25,9 +25,3 @@ def require_finite(largest: torch.Tensor, method: str, first_row: int) -> None:
     if not bool(finite.all()):
         row = first_row + int((~finite).reshape(len(largest), -1).any(1).nonzero()[0, 0])
         raise FormatError(f"'{method}' cannot encode a non-finite value (row {row} has one)")
-
-
-def require(condition: bool, text: str) -> None:
-    """Raise FormatError(text) unless the condition holds."""
-    if not condition:
-        raise FormatError(text)

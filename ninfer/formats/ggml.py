@@ -1,7 +1,7 @@
 """Blocks of GGUF files, decoded exactly as ggml's reference does; there is no encoder.
 
-Blocks are uint8 `[rows, blocks, block bytes]`, a row's blocks in k order. All products of scales and codes are exact
-in float32, so only the final addition or subtraction rounds.
+Blocks are uint8 `[rows, blocks, block bytes]`, a row's blocks in k order. All products of scales and codes
+are exact in float32, so only the final addition or subtraction rounds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Q4_K, Q6_K = 144, 210
 
 
 def as_blocks(format: Format, codes: torch.Tensor) -> torch.Tensor:
-    """`[rows, blocks, block bytes]` from that shape or from `[rows, row bytes]` where the block size is clear."""
+    """`[rows, blocks, block bytes]` from that shape, or `[rows, row bytes]` where the block size is clear."""
     if codes.dtype != torch.uint8:
         raise FormatError(f"{format.name} blocks must be uint8, got {codes.dtype}")
     if codes.dim() == 3 and codes.shape[2] in format.block_bytes:
@@ -71,7 +71,7 @@ def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _k_scales(s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The eight 6-bit scales and minima of a Q4_K or Q5_K block, float32 `[rows, blocks, 8]`, from its 12 bytes."""
+    """The eight 6-bit scales and minima of Q4_K and Q5_K, float32 `[rows, blocks, 8]`, from 12 bytes."""
     a, b, c = s[..., 0:4], s[..., 4:8], s[..., 8:12]
     scale = torch.cat((a & 63, (c & 15) | ((a >> 6) << 4)), -1)
     minimum = torch.cat((b & 63, (c >> 4) | ((b >> 6) << 4)), -1)
@@ -79,7 +79,7 @@ def _k_scales(s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _k_codes(data: torch.Tensor) -> torch.Tensor:
-    """4-bit codes `[rows, blocks, 8, 32]`: sub-block pairs share 32 bytes, the even one in the low nibbles."""
+    """4-bit codes `[rows, blocks, 8, 32]`: two sub-blocks share 32 bytes, the even one low."""
     pairs = data.reshape(*data.shape[:-1], 4, 32)
     return torch.stack((pairs & 15, pairs >> 4), -2).reshape(*data.shape[:-1], 8, 32)
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ninfer.errors import FormatError
-from ninfer.formats.chunks import require, require_finite, row_chunks
+from ninfer.formats.chunks import require_finite, row_chunks
 from ninfer.formats.planes import Planes
 from ninfer.formats.registry import Format
 
@@ -48,10 +48,10 @@ def _scales(largest: torch.Tensor, code_max: int) -> tuple[torch.Tensor, torch.T
 def decode(format: Format, planes: Planes) -> torch.Tensor:
     """float32 `[rows, K]`."""
     codes, scales = planes.codes, planes.scales
-    require(scales is not None, f"{format.name} needs a scale plane")
-    assert_scales: torch.Tensor = scales  # type: ignore[assignment]
+    if scales is None:
+        raise FormatError(f"{format.name} needs a scale plane")
     rows, columns = codes.shape
-    groups = assert_scales.shape[1]
+    groups = scales.shape[1]
     padding = groups * format.group - columns
     x = (F.pad(codes, (0, padding)) if padding else codes).reshape(rows, groups, format.group).float()
-    return (x * assert_scales.float().unsqueeze(-1)).reshape(rows, -1)[:, :columns].contiguous()
+    return (x * scales.float().unsqueeze(-1)).reshape(rows, -1)[:, :columns].contiguous()

@@ -14,7 +14,7 @@ Kind = Literal["direct", "grouped", "block_float", "row_float", "tile_float", "g
 class Format:
     """One weight format.
 
-    kind: `direct` (a word is the value), `grouped` (signed integers, FP16 scale per group of K), `block_float`
+    kind: `direct` (a word is the value), `grouped` (signed integers, FP16 scale per group), `block_float`
     (NVFP4), `row_float` (FP8, BF16 scale per row), `tile_float` (FP8, BF16 scale per 128x128 tile), `ggml`
     (blocks of a GGUF file, decode only).
     bits: width of one code (ggml: 0, see `block_bytes`).
