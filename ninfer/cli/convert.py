@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ninfer.cli.common import program, run
+from ninfer.convert.recipes import NAMED
 from ninfer.errors import OptionError
 
 app = program()
@@ -27,9 +28,7 @@ def convert(
         str | None,
         typer.Option(
             "--recipe",
-            help="bf16, groupwise-int, nvfp4-official, quasar, fp8-block, gguf-preserved, preserved, qwen3_6_27b, "
-            "qwen3_8_27b, qwen3_6_27b_nvfp4, qwen3_8_27b_nvfp4, or FILE.py[:function] (default: as stored; bf16 for "
-            "an unquantized folder).",
+            help=f"{', '.join(NAMED)}, or FILE.py[:function] (default: everything as stored, or bf16).",
         ),
     ] = None,
     override: Annotated[
@@ -48,6 +47,10 @@ def convert(
     rows_per_chunk: Annotated[
         int, typer.Option("--rows-per-chunk", min=1, help="Rows encoded at once.")
     ] = 512,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, help="Encoding threads (default: the cores, at most 16)."),
+    ] = None,
     max_file_bytes: Annotated[
         int,
         typer.Option("--max-file-bytes", min=1, help="Split the artifact into files of at most this size."),
@@ -74,13 +77,15 @@ def convert(
             name=name,
             device=device,
             rows_per_chunk=rows_per_chunk,
+            workers=workers,
             max_file_bytes=max_file_bytes,
             progress=progress,
         )
     if not quiet:
         for fallback in report.fallbacks:
             print(
-                f"note: {fallback.parameter} is {fallback.used} instead of {fallback.wanted} ({fallback.reason})",
+                f"note: {fallback.parameter} is {fallback.used} instead of {fallback.wanted} "
+                f"({fallback.reason})",
                 file=sys.stderr,
             )
         formats = ", ".join(f"{count} {format}" for format, count in report.document["formats"].items())

@@ -1,7 +1,7 @@
 """Artifacts made from checkpoints that were given straight to a program: converted once, then found again.
 
-One folder per source in the cache, published by a single rename. A lock file keeps two processes from converting the
-same source at once; the operating system releases it however its holder ends.
+One folder per source in the cache, published by a single rename. A lock file keeps two processes from
+converting the same source at once; the operating system releases it however its holder ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WEIGHTS = (".safetensors", ".gguf")
 
 
 def ensure_artifact(path: Path, cache_dir: Path | None = None, progress: Progress | None = None) -> Path:
-    """The artifact of a model: `path` itself if it is one, else its conversion in the cache, made on first use.
+    """The artifact of a model: `path` itself if it is one, else its conversion, made on first use.
 
     A safetensors folder or a GGUF file is known again by path, size and modification time of its files. The
     component text is converted, every matrix as the source stores it. Raises ConversionError.

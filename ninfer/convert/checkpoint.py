@@ -66,7 +66,8 @@ class HuggingFaceCheckpoint:
         left = hf_mapping.unmapped(found, self.source, prefix)
         if left:
             raise ConversionError(
-                f"{self.source.path} has the tensor '{left[0]}', which this architecture does not use; it cannot be converted"
+                f"{self.source.path} has the tensor '{left[0]}', which this architecture does not use; it "
+                "cannot be converted"
             )
         return found
 
@@ -122,5 +123,6 @@ def check_same_model(
             member
         ] != theirs.get(member):
             raise ConversionError(
-                f"the source '{name}' is of another model: its {member} is {theirs.get(member)}, that of the base {mine[member]}"
+                f"the source '{name}' is of another model: its {member} is {theirs.get(member)}, that of "
+                f"the base {mine[member]}"
             )

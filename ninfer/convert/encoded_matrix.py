@@ -1,8 +1,8 @@
 """Matrices of a safetensors checkpoint, plain or already quantized.
 
-Recognized by tensor names and types alone: compressed-tensors NVFP4 (`X.weight_packed`), ModelOpt NVFP4 (`X.weight`
-is U8), FP8 rows (`X.weight` is F8_E4M3 with one scale a row or one in all) and FP8 128x128 blocks
-(`X.weight_scale_inv`). Codes and scales are imported as they are.
+Recognized by tensor names and types alone: compressed-tensors NVFP4 (`X.weight_packed`), ModelOpt NVFP4
+(`X.weight` is U8), FP8 rows (`X.weight` is F8_E4M3 with one scale a row or one in all) and FP8 128x128
+blocks (`X.weight_scale_inv`). Codes and scales are imported as they are.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class PlainMatrix:
 
 @dataclass(frozen=True, eq=False)
 class EncodedMatrix:
-    """Codes with scales; see `SourceMatrix`. `codes` and `scale` are tensor names; a uniform scale is repeated."""
+    """Codes with scales; see `SourceMatrix`. `codes`, `scale`: tensor names; one scale may serve all."""
 
     source: SafetensorsSource
     name: str
@@ -125,7 +125,8 @@ class EncodedMatrix:
             (blocks != blocks[:, :1] + np.arange(_TILE)).any() or (blocks[:, 0] % _TILE).any()
         ):
             raise ConversionError(
-                f"'{self.name}' has scales of 128x128 blocks, but its rows are needed in groups that are not aligned to 128"
+                f"'{self.name}' has scales of 128x128 blocks, but its rows are needed in groups that are "
+                "not aligned to 128"
             )
         return blocks[:, 0] // _TILE
 
@@ -166,7 +167,8 @@ def _fp8_rows(source: SafetensorsSource, name: str, shape: tuple[int, int]) -> E
         raise _shape_error(source, name, shape)
     if info.dtype not in ("BF16", "F32") or math.prod(info.shape) not in (1, shape[0]):
         raise ConversionError(
-            f"'{name}' of {source.path} is FP8 with scales {info.dtype} {list(info.shape)}; one BF16 or FP32 scale a row is supported"
+            f"'{name}' of {source.path} is FP8 with scales {info.dtype} {list(info.shape)}; one BF16 or "
+            "FP32 scale a row is supported"
         )
     return EncodedMatrix(source, name, shape, "fp8_e4m3fn_row_bf16", name, scale)
 
@@ -182,7 +184,8 @@ def _fp8_blocks(source: SafetensorsSource, name: str, shape: tuple[int, int]) ->
         )
     if info.shape != (shape[0] // _TILE, shape[1] // _TILE) or info.dtype not in ("BF16", "F32"):
         raise ConversionError(
-            f"tensor '{scale}' of {source.path} is {info.dtype} {list(info.shape)}; one BF16 scale for each 128x128 block is supported"
+            f"tensor '{scale}' of {source.path} is {info.dtype} {list(info.shape)}; one BF16 scale for "
+            "each 128x128 block is supported"
         )
     return EncodedMatrix(source, name, shape, "fp8_e4m3fn_block128_bf16", name, scale)
 
@@ -196,7 +199,8 @@ def _check_nvfp4(
         raise _shape_error(source, codes, (rows, columns // 2))
     if scales.shape != (rows, columns // _GROUP) or scales.dtype != "F8_E4M3" or columns % _GROUP:
         raise ConversionError(
-            f"tensor '{scale}' of {source.path} is {scales.dtype} {list(scales.shape)}; NVFP4 of '{name}' needs one F8_E4M3 scale for 16 columns"
+            f"tensor '{scale}' of {source.path} is {scales.dtype} {list(scales.shape)}; NVFP4 of '{name}' "
+            "needs one F8_E4M3 scale for 16 columns"
         )
 
 

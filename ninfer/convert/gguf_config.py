@@ -43,7 +43,8 @@ def components(file: GgufFile, wanted: Sequence[str]) -> dict[str, dict[str, Any
         if component == MTP:
             if draft_layers(file) != 1:
                 raise ConversionError(
-                    f"{file.path} has {draft_layers(file)} MTP layers (nextn_predict_layers); the component mtp needs one"
+                    f"{file.path} has {draft_layers(file)} MTP layers (nextn_predict_layers); the "
+                    "component mtp needs one"
                 )
             found[MTP] = text_config.mtp()
         elif component != TEXT:
@@ -68,7 +69,8 @@ def _vocab(file: GgufFile) -> int:
 def _llama(file: GgufFile, keys: Members) -> dict[str, Any]:
     if keys.count("expert_count", 0):
         raise ConversionError(
-            f"{keys.owner} state {keys.get('expert_count')} experts; mixtures of experts are not Llama models here"
+            f"{keys.owner} state {keys.get('expert_count')} experts; mixtures of experts are not Llama "
+            "models here"
         )
     hidden = keys.integer("embedding_length")
     heads = keys.integer("attention.head_count")

@@ -1,7 +1,8 @@
 """The GGUF container: header, keys and tensor table, checked against the file's real size.
 
-Parsed here, with the `gguf` package's type registry, because its reader builds several arrays per string: on a
-vocabulary of 152,000 tokens it took 6.5 s where this takes 0.3 s, and a damaged length can keep it looping.
+Parsed here, with the `gguf` package's type registry, because its reader builds several arrays per string:
+on a vocabulary of 152,000 tokens it took 6.5 s where this takes 0.3 s, and a damaged length can keep it
+looping.
 """
 
 from __future__ import annotations
@@ -141,7 +142,8 @@ def _parse(path: Path, data: mmap.mmap) -> GgufFile:
         tensor = _tensor(cursor, name, shape, kind, start + relative)
         if tensor.offset + tensor.bytes > len(data):
             raise cursor.error(
-                f"tensor '{name}' ends at byte {tensor.offset + tensor.bytes}, but the file has only {len(data)} bytes; "
+                f"tensor '{name}' ends at byte {tensor.offset + tensor.bytes}, but the file has only "
+                f"{len(data)} bytes; "
                 f"it is truncated, so fetch it again"
             )
         tensors[name] = tensor

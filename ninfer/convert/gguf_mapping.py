@@ -48,7 +48,8 @@ def _check_complete(found: Mapping[str, View], file: GgufFile, layers: int, has_
         if draft_layers(file) and not has_mtp and name.startswith(f"blk.{layers}."):
             continue
         raise ConversionError(
-            f"{file.path} has the tensor '{name}', which this architecture does not use; it cannot be converted"
+            f"{file.path} has the tensor '{name}', which this architecture does not use; it cannot be "
+            "converted"
         )
 
 
@@ -147,7 +148,8 @@ def _mtp(g: Geometry, file: GgufFile, index: int) -> dict[str, View]:
     for name in _PRIVATE_MTP:
         if stored + name in file.tensors:
             raise ConversionError(
-                f"{file.path} gives its MTP layer an embedding or head of its own ('{stored}{name}'), which is not supported"
+                f"{file.path} gives its MTP layer an embedding or head of its own ('{stored}{name}'), "
+                "which is not supported"
             )
     final = f"{stored}nextn.shared_head_norm.weight"
     found: dict[str, View] = {
@@ -167,7 +169,7 @@ def _offset_norm(tensor: str, size: int) -> Whole:
 
 
 def _a_log(negative_rates: torch.Tensor, tensor: str) -> torch.Tensor:
-    """A_log from -exp(A_log): the BF16 value that explains the stored word within 2 ulp, else the FP32 logarithm."""
+    """A_log from -exp(A_log): the BF16 value that explains the word within 2 ulp, else the FP32 logarithm."""
     rates = -negative_rates.float()
     if not bool(((rates > 0) & torch.isfinite(rates)).all()):
         raise ConversionError(

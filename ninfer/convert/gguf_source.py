@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file as a source; rows come out of a read-only mapping and its pages are given back at once."""
+"""Tensors of a GGUF file as a source, copied out of a mapping whose pages are given back at once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class GgufSource:
         tensor = self._tensor(name)
         if tensor.shape != shape:
             raise ConversionError(
-                f"tensor '{name}' of {self.path} has shape {list(tensor.shape)}; the config asks for {list(shape)}"
+                f"tensor '{name}' of {self.path} has shape {list(tensor.shape)}; the config asks for "
+                f"{list(shape)}"
             )
         if tensor.type not in DIRECT and tensor.type not in BLOCKS:
             known = ", ".join((*DIRECT, *BLOCKS))
@@ -116,7 +117,8 @@ class GgufMatrix:
     def encoded(self, rows: np.ndarray, columns: Blocks | None = None) -> Planes:
         if columns is not None and columns.width % self.encoded_unit:
             raise ConversionError(
-                f"columns of '{self.tensor.name}' are {self.tensor.type} blocks of {self.encoded_unit}; they cannot move in "
+                f"columns of '{self.tensor.name}' are {self.tensor.type} blocks of {self.encoded_unit}; "
+                "they cannot move in "
                 f"groups of {columns.width}"
             )
         blocks = torch.from_numpy(_rows(self.file, self.tensor, rows, np.uint8))

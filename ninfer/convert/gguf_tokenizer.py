@@ -1,4 +1,4 @@
-"""A Hugging Face tokenizer, chat template and generation config from the `tokenizer.*` keys of a GGUF file."""
+"""Tokenizer files, chat template and generation config from the `tokenizer.*` keys of a GGUF file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class _Vocabulary:
         model = self._keys.get("tokenizer.ggml.model")
         if model != "gpt2":
             raise ConversionError(
-                f"{file.path} has a tokenizer of the kind {model!r}; only 'gpt2' (byte-level BPE) is supported"
+                f"{file.path} has a tokenizer of the kind {model!r}; only 'gpt2' (byte-level BPE) is "
+                "supported"
             )
         tokens = self._list("tokens", str)
         types = self._list("token_type", int)
@@ -50,7 +51,8 @@ class _Vocabulary:
         for index, kind in enumerate(self.types):
             if kind not in (_NORMAL, _CONTROL, _USER):
                 raise ConversionError(
-                    f"token {index} ({tokens[index]!r}) of {file.path} has the type {kind}; normal (1), control (3) and "
+                    f"token {index} ({tokens[index]!r}) of {file.path} has the type {kind}; normal (1), "
+                    "control (3) and "
                     f"user-defined (4) tokens are supported"
                 )
 
@@ -108,7 +110,8 @@ class _Vocabulary:
         template = self._keys.get("tokenizer.chat_template")
         if not isinstance(template, str) or not template:
             raise ConversionError(
-                f"{self._path} has no chat template (tokenizer.chat_template); name one with --resource chat_template.jinja=PATH"
+                f"{self._path} has no chat template (tokenizer.chat_template); name one with --resource "
+                "chat_template.jinja=PATH"
             )
         return template.encode()
 
@@ -116,7 +119,8 @@ class _Vocabulary:
         ids = [index for index in (self._id("eos"), self._id("eot")) if index is not None]
         if not ids:
             raise ConversionError(
-                f"{self._path} names no end token (tokenizer.ggml.eos_token_id); give --resource generation_config.json=PATH"
+                f"{self._path} names no end token (tokenizer.ggml.eos_token_id); give --resource "
+                "generation_config.json=PATH"
             )
         unique = list(dict.fromkeys(ids))
         return _json({"eos_token_id": unique[0] if len(unique) == 1 else unique})

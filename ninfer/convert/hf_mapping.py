@@ -18,7 +18,7 @@ _IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "k_scale", "v_scale")
 def views(
     parameters: Mapping[str, Parameter], geometry: Geometry, source: Source, prefix: str
 ) -> dict[str, View]:
-    """Views of every parameter of the components text and mtp; `prefix` is where the text model is expected."""
+    """Views of all parameters of text and mtp; `prefix` is where the text model is expected."""
     prefix = _prefix(source, prefix)
     found = dict(_globals(geometry, source, prefix))
     for index, kind in enumerate(geometry.layers):
@@ -62,7 +62,8 @@ def _globals(g: Geometry, source: Source, prefix: str) -> Iterator[tuple[str, Vi
 def _head(g: Geometry, source: Source) -> Rows:
     if not source.has("lm_head.weight"):
         raise ConversionError(
-            f"{source.path} has no tensor 'lm_head.weight' although its config says tie_word_embeddings = false"
+            f"{source.path} has no tensor 'lm_head.weight' although its config says tie_word_embeddings = "
+            "false"
         )
     return Rows("lm_head.weight", (g.vocab, g.hidden))
 

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's description (`config.json`, GGUF keys): typed, checked, with the owner named in errors."""
+"""Reading a checkpoint's description (`config.json`, GGUF keys): typed, checked, errors name the owner."""
 
 from __future__ import annotations
 

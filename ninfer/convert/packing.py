@@ -26,7 +26,7 @@ Divisor = Callable[[str, Selection], float | None]
 def groups(
     parameters: Mapping[str, Parameter], choices: Choices, divisor: Divisor
 ) -> list[tuple[tuple[str, ...], tuple[int, ...] | None]]:
-    """Members of every parent that holds more than one parameter, and a parent shape where the recipe states one.
+    """Members of every parent of several parameters, and its shape where the recipe states one.
 
     `divisor` tells the weight divisor of an imported NVFP4 matrix: one parent has one divisor.
     """

@@ -17,8 +17,8 @@ KNOWN_COMPONENTS = ("text", "vision", "mtp", "dflash", "dflash2")
 class Parameter:
     """One logical parameter.
 
-    `inputs` are the mathematical inputs it multiplies (none for tables and direct tensors). A direct parameter has
-    to be stored in `format`; a matrix may take any format, `format` being its default.
+    `inputs` are the mathematical inputs it multiplies (none for tables and direct tensors). A direct
+    parameter has to be stored in `format`; a matrix may take any format, `format` being its default.
     """
 
     name: str

@@ -17,7 +17,7 @@ from ninfer.artifact import ArtifactWriter, Component, Directory, ResourceObject
 from ninfer.convert import recipes
 from ninfer.convert.catalog import Catalog
 from ninfer.convert.checkpoint import Checkpoint, check_same_model, open_checkpoint
-from ninfer.convert.encode import Encoder, Progress
+from ninfer.convert.encode import Encoder, Progress, default_workers
 from ninfer.convert.parameters import KNOWN_COMPONENTS, TEXT, Geometry, declare
 from ninfer.convert.plan import Plan, Planner
 from ninfer.convert.recipe import BASE, Recipe, check
@@ -42,15 +42,18 @@ def convert(
     name: str | None = None,
     device: str = "cpu",
     rows_per_chunk: int = ROWS_PER_CHUNK,
+    workers: int | None = None,
     max_file_bytes: int = MAX_FILE_BYTES,
     progress: Progress | None = None,
 ) -> Report:
     """Convert a checkpoint to the artifact `out` and write `<out>.conversion.json` beside it.
 
-    source: a safetensors folder, index or file, or a GGUF file. recipe: a named recipe or `FILE.py[:function]`; by
-    default what the source stores is kept. override: a recipe file that runs afterwards. sources: further
-    checkpoints by the names that recipes use. resources: role -> file, in place of the source's own.
-    Raises ConversionError (or ArtifactError for the output) in one sentence; then, and on Ctrl-C, nothing is left.
+    source: a safetensors folder, index or file, or a GGUF file. recipe: a named recipe or
+    `FILE.py[:function]`; by default what the source stores is kept. override: a recipe file that runs
+    afterwards. sources: further checkpoints by the names that recipes use. resources: role -> file, in
+    place of the source's own. workers: encoding threads (default: the cores, at most 16). Raises
+    ConversionError (or ArtifactError for the output) in one sentence; then, and on Ctrl-C, nothing is
+    left.
     """
     started = time.monotonic()
     source, out = Path(source), Path(out)
@@ -85,7 +88,13 @@ def convert(
             for role, data in texts.items():
                 writer.write(_resource_id(role), 0, data)
                 written(len(data))
-            Encoder(catalog, writer, torch.device(device), rows_per_chunk).run(plan, written)
+            Encoder(
+                catalog,
+                writer,
+                device=torch.device(device),
+                rows_per_chunk=rows_per_chunk,
+                workers=workers or default_workers(),
+            ).run(plan, written)
             document = describe(
                 plan,
                 writer.directory,

@@ -40,6 +40,13 @@ class Member:
             return (self.end - self.begin) * self.view.width
         return math.prod(self.view.shape) if isinstance(self.view, Whole) else self.view.data.numel()
 
+    @property
+    def rows(self) -> tuple[Rows, SourceMatrix]:
+        """View and source matrix of a member that is cut from rows."""
+        if not isinstance(self.view, Rows) or self.matrix is None:
+            raise ConversionError(f"'{self.parameter}' has no rows to encode")
+        return self.view, self.matrix
+
 
 @dataclass(frozen=True, eq=False)
 class Weight:
@@ -49,6 +56,12 @@ class Weight:
     method: str
     members: tuple[Member, ...]
     q6: np.ndarray | None = None
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """The parent as rows; differs from the object's shape only where a recipe states another one."""
+        rows = sum(member.end - member.begin for member in self.members)
+        return rows, self.tensor.elements // rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +137,8 @@ class Planner:
             raise ConversionError(f"'{name}' cannot be stored as the recipe asks: {error}") from None
         if selection.method == IMPORT and matrix is not None and matrix.stored != selection.format:
             raise ConversionError(
-                f"'{name}' is to be imported as {selection.format}, but the source '{selection.source}' holds it as {matrix.stored}"
+                f"'{name}' is to be imported as {selection.format}, but the source '{selection.source}' "
+                f"holds it as {matrix.stored}"
             )
 
     def _stays_tiled(self, name: str) -> bool:
@@ -145,7 +159,8 @@ class Planner:
         is_direct = formats.get(selection.format).kind == "direct"
         if shape is not None and (math.prod(shape) != total or (not is_direct and shape != natural)):
             raise ConversionError(
-                f"the recipe's group of '{members[0].parameter}' cannot have the shape {list(shape)}; it is {list(natural)}"
+                f"the recipe's group of '{members[0].parameter}' cannot have the shape {list(shape)}; it "
+                f"is {list(natural)}"
             )
         q6 = _q6_rows(members) if selection.format == "ggml_k" else None
         layout = default_layout(selection.format)
@@ -222,7 +237,8 @@ class Planner:
         value = found.pop() if len(found) == 1 else None
         if value is None or not math.isfinite(value) or value <= 0:
             raise ConversionError(
-                f"the recipe allows A4 for '{name}', but no one positive activation divisor is known for it; state one with use(...)"
+                f"the recipe allows A4 for '{name}', but no one positive activation divisor is known for "
+                "it; state one with use(...)"
             )
         return value
 

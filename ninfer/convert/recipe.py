@@ -1,8 +1,9 @@
 """What is stored how: the selections that named recipes and recipe files make before anything is read.
 
-A recipe file is Python with a function `configure(recipe)`. The object it gets offers `assign`, `use`, `separate`,
-`group` and `share`, and the facts to decide by: `parameters`, `components`, `config`, `sources`, `stored(...)`.
-Selectors are exact parameter names or shell patterns; one that matches nothing is an error.
+A recipe file is Python with a function `configure(recipe)`. The object it gets offers `assign`, `use`,
+`separate`, `group` and `share`, and the facts to decide by: `parameters`, `components`, `config`,
+`sources`, `stored(...)`. Selectors are exact parameter names or shell patterns; one that matches nothing
+is an error.
 """
 
 from __future__ import annotations
@@ -136,9 +137,10 @@ class Recipe:
         layout: str | None = None,
         rows: tuple[int, int] | None = None,
     ) -> None:
-        """Set physical choices; what is not stated stays. `layout="auto"` is the format's own; `rows` limits to a row range.
+        """Set physical choices; what is not stated stays.
 
-        Changing the format does not change the method: state both. Ends any share of the parameter.
+        `rows` limits them to a row range, `layout="auto"` is the format's own. Changing the format does
+        not change the method: state both. Ends any share of the parameter.
         """
         if source is not None:
             self._check_source(source)
@@ -175,7 +177,8 @@ class Recipe:
             inputs = self.parameters[name].inputs
             if not inputs or (input is not None and input not in inputs):
                 raise ConversionError(
-                    f"'{name}' is not used for the input '{input}'; its inputs are {', '.join(inputs) or 'none'}"
+                    f"'{name}' is not used for the input '{input}'; its inputs are "
+                    f"{', '.join(inputs) or 'none'}"
                 )
             for key in ((name, one) for one in inputs if input in (None, one)):
                 plan = self.choices.uses[key]
@@ -250,7 +253,8 @@ def _check_selection(name: str, selection: Selection) -> None:
     if selection.method not in (*known.methods, IMPORT):
         methods = ", ".join((*known.methods, IMPORT))
         raise ConversionError(
-            f"'{name}' is to be {selection.format} by the method {selection.method}; methods of this format: {methods}"
+            f"'{name}' is to be {selection.format} by the method {selection.method}; methods of this "
+            f"format: {methods}"
         )
     if selection.layout not in (None, layout):
         raise ConversionError(

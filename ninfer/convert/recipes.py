@@ -1,8 +1,8 @@
 """The named recipes, and loading of recipe files.
 
-A named recipe works for any geometry. Where a format cannot hold a matrix (NVFP4 needs N % 128 = 0 and K % 64 = 0),
-that matrix becomes `q8_g32_fp16` instead, its uses allow A16 only, and the report lists it under `fallbacks`.
-A recipe file that asks for such a format is refused.
+A named recipe works for any geometry. Where a format cannot hold a matrix (NVFP4 needs N % 128 = 0 and K
+% 64 = 0), that matrix becomes `q8_g32_fp16` instead, its uses allow A16 only, and the report lists it
+under `fallbacks`. A recipe file that asks for such a format is refused.
 """
 
 from __future__ import annotations
@@ -28,12 +28,8 @@ _ENCODER = {Q4: "grouped_absmax", Q5: "grouped_absmax", Q6: "grouped_absmax", Q8
     NVFP4: "nvfp4_mse",
     FP8: "fp8_row_maxabs",
 }
-_MIXER = ("attention/query", "attention/key", "attention/gate", "attention/value", "attention/output") + (
-    "gdn/query",
-    "gdn/key",
-    "gdn/value",
-    "gdn/z",
-    "gdn/output",
+_MIXER = tuple(f"attention/{name}" for name in ("query", "key", "gate", "value", "output")) + tuple(
+    f"gdn/{name}" for name in ("query", "key", "value", "z", "output")
 )
 _MLP = ("mlp/gate", "mlp/up", "mlp/down")
 _GATING = ("gdn/a_projection", "gdn/b_projection")
@@ -70,7 +66,7 @@ def qwen3_6_27b_nvfp4(recipe: Recipe) -> None:
 
 
 def qwen3_8_27b_nvfp4(recipe: Recipe) -> None:
-    """The official mix, imported from `quantized`: FP8 mixers and head, NVFP4 MLPs but for layers 56 to 63."""
+    """The official mix imported from `quantized`: FP8 mixers and head, NVFP4 MLPs, FP8 from layer 56 on."""
     recipe.stored(EMBEDDING, QUANTIZED)
     _from_quantized(recipe)
     _draft(recipe)
@@ -86,8 +82,8 @@ def qwen3_8_27b_nvfp4(recipe: Recipe) -> None:
 def nvfp4_official(recipe: Recipe) -> None:
     """The official mix for any geometry: what the checkpoint has quantized is imported, the rest is encoded.
 
-    FP8 mixers and endpoints; NVFP4 MLPs, but FP8 in the last eighth of the layers. Encoded NVFP4 allows A16 only,
-    because no activation divisor is known.
+    FP8 mixers and endpoints; NVFP4 MLPs, but FP8 in the last eighth of the layers. Encoded NVFP4 allows
+    A16 only, because no activation divisor is known.
     """
     _from_quantized(recipe)
     _draft(recipe)
@@ -118,14 +114,15 @@ def fp8_block(recipe: Recipe) -> None:
         stored = recipe.stored(name, source)
         if stored != FP8_BLOCK:
             raise ConversionError(
-                f"the recipe fp8-block imports checkpoints with FP8 128x128 blocks, but '{name}' is stored as {stored}; "
+                f"the recipe fp8-block imports checkpoints with FP8 128x128 blocks, but '{name}' is stored "
+                f"as {stored}; "
                 f"choose another recipe"
             )
         recipe.assign(name, format=FP8_BLOCK, method=IMPORT, source=source)
 
 
 def preserved(recipe: Recipe) -> None:
-    """Every matrix as the source stores it; plain FP32 becomes BF16. Default for GGUF and quantized checkpoints."""
+    """Every matrix as stored; plain FP32 becomes BF16. Default for GGUF and quantized checkpoints."""
     for name, parameter in recipe.parameters.items():
         if parameter.is_direct or recipe.is_shared(name):
             continue
@@ -237,7 +234,7 @@ def _import(recipe: Recipe, names: Iterable[str], format: str) -> None:
 
 
 def _import_or_encode(recipe: Recipe, name: str, format: str) -> None:
-    """Import what the source stores as NVFP4 or FP8 rows, whichever of the two it is, else encode in `format`."""
+    """Import what the source stores as NVFP4 or FP8 rows, whichever it is, else encode in `format`."""
     source = _quantized(recipe)
     stored = recipe.stored(name, source)
     if stored not in _IMPORT_POLICY:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ _REMAP_AFTER = 1 << 30
 class SafetensorsSource:
     """The checkpoint at `path`; `config` is the folder's `config.json`, None where there is none.
 
-    Only one shard is mapped at a time, and mapped anew after 1 GiB, so that pages already read don't pile up.
+    Only one shard is mapped at a time, and mapped anew after 1 GiB, so that pages already read don't pile
+    up. Safe to read from several threads.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,6 +39,7 @@ class SafetensorsSource:
         self._tensors = self._read_headers()
         self._mapped: tuple[Path, Any] | None = None
         self._read_bytes = 0
+        self._lock = threading.Lock()
 
     @property
     def path(self) -> Path:
@@ -63,12 +66,13 @@ class SafetensorsSource:
             raise ConversionError(f"{self._path} has no tensor '{name}'")
         if info.dtype not in _DTYPES:
             raise ConversionError(
-                f"tensor '{name}' of {self._path} has the type {info.dtype}; supported are {', '.join(_DTYPES)}"
+                f"tensor '{name}' of {self._path} has the type {info.dtype}; supported are "
+                f"{', '.join(_DTYPES)}"
             )
         return info
 
     def rows(self, name: str, rows: np.ndarray, count: int) -> torch.Tensor:
-        """Rows of a tensor seen as a matrix of `count` rows, `[len(rows), K]` in the stored type (FP8 as uint8)."""
+        """Rows of a tensor seen as a matrix of `count` rows: `[len(rows), K]` as stored (FP8 as uint8)."""
         info = self.info(name)
         inner = _inner_rows(name, info, count)
         width = math.prod(info.shape) // count
@@ -94,15 +98,17 @@ class SafetensorsSource:
 
     def _handle(self, name: str) -> Any:
         shard = self._shards[name]
-        if self._mapped is None or self._mapped[0] != shard or self._read_bytes > _REMAP_AFTER:
-            self._mapped = None
-            self._mapped = (shard, _open(shard))
-            self._read_bytes = 0
-        return self._mapped[1]
+        with self._lock:
+            if self._mapped is None or self._mapped[0] != shard or self._read_bytes > _REMAP_AFTER:
+                self._mapped = None
+                self._mapped = (shard, _open(shard))
+                self._read_bytes = 0
+            return self._mapped[1]
 
     def count(self, size: int) -> None:
         """Account bytes read through the current mapping."""
-        self._read_bytes += size
+        with self._lock:
+            self._read_bytes += size
 
     def _read_headers(self) -> dict[str, TensorInfo]:
         tensors: dict[str, TensorInfo] = {}

@@ -25,7 +25,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """A reordering of whole column blocks: logical block j of `width` columns is the stored block `order[j]`."""
+    """A reordering of column blocks: logical block j of `width` columns is the stored block `order[j]`."""
 
     width: int
     order: np.ndarray
@@ -43,12 +43,12 @@ class SourceMatrix(Protocol):
 
     @property
     def stored(self) -> str:
-        """Name of the format whose words the source holds: `bf16`, `fp16`, `fp32`, `nvfp4`, `ggml_q4_1`, ..."""
+        """Name of the format whose words the source holds: `bf16`, `fp32`, `nvfp4`, `ggml_q4_1`, ..."""
         ...
 
     @property
     def encoded_unit(self) -> int:
-        """Columns that move together when codes are reordered; 1 for plain numbers, 0 if columns cannot move."""
+        """Columns that move together when reordered; 1 for plain numbers, 0 if columns cannot move."""
         ...
 
     @property
@@ -85,7 +85,7 @@ class Source(Protocol):
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
     def matrix(self, name: str, shape: tuple[int, int]) -> SourceMatrix:
-        """The matrix whose full-precision tensor would be called `name`; ConversionError if absent or of another shape."""
+        """The matrix whose full-precision tensor is called `name`; ConversionError if absent or misshapen."""
         ...
 
     def has(self, name: str) -> bool:

@@ -49,7 +49,7 @@ def qwen(
     recurrence: Recurrence | None,
     owner: str,
 ) -> dict[str, Any]:
-    """Text config of a dense Qwen3.5 model. Attention and recurrence are stated only where a layer uses them."""
+    """Text config of a dense Qwen3.5 model, stating attention and recurrence only where a layer uses them."""
     for kind in layer_types:
         if kind not in (FULL, LINEAR):
             raise ConversionError(f"{owner} has the layer type {kind!r}; known are {FULL} and {LINEAR}")
@@ -79,7 +79,8 @@ def qwen(
     if recurrence is not None:
         if recurrence.value_heads % recurrence.key_heads:
             raise ConversionError(
-                f"{owner} has {recurrence.value_heads} linear value heads, not a multiple of {recurrence.key_heads} key heads"
+                f"{owner} has {recurrence.value_heads} linear value heads, not a multiple of "
+                f"{recurrence.key_heads} key heads"
             )
         config |= {
             "linear_num_key_heads": recurrence.key_heads,
@@ -155,13 +156,15 @@ def _check_attention(attention: Attention, owner: str) -> None:
     rotary = int(float32(attention.head_dim * attention.factor))
     if rotary < 2 or rotary % 2:
         raise ConversionError(
-            f"{owner} rotates {rotary} of {attention.head_dim} head dimensions; the number must be positive and even"
+            f"{owner} rotates {rotary} of {attention.head_dim} head dimensions; the number must be "
+            "positive and even"
         )
     sections = list(attention.sections)
     valid = len(sections) == 3 and all(type(part) is int and part >= 0 for part in sections)
     if not valid or sum(sections) != rotary // 2:
         raise ConversionError(
-            f"{owner} has mrope_section {sections}; three integers with the sum {rotary // 2} (half the rotary size) are needed"
+            f"{owner} has mrope_section {sections}; three integers with the sum {rotary // 2} (half the "
+            "rotary size) are needed"
         )
     interleaved = [0, 0, 0]
     for pair in range(rotary // 2):
@@ -169,5 +172,6 @@ def _check_attention(attention: Attention, owner: str) -> None:
         interleaved[axis if axis and pair < 3 * sections[axis] else 0] += 1
     if interleaved != sections:
         raise ConversionError(
-            f"{owner} has mrope_section {sections}, which cannot be interleaved: the axes would get {interleaved} pairs"
+            f"{owner} has mrope_section {sections}, which cannot be interleaved: the axes would get "
+            f"{interleaved} pairs"
         )

@@ -1,7 +1,7 @@
 """How one logical parameter is cut out of a checkpoint's tensors.
 
-A matrix is a selection of whole rows (and, where a GGUF exporter reordered them, whole column blocks), so stored
-codes can be moved as they are. Small direct tensors are read whole and may pass through a formula.
+A matrix is a selection of whole rows (and, where a GGUF exporter reordered them, whole column blocks), so
+stored codes can be moved as they are. Small direct tensors are read whole and may pass through a formula.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows `index` (all, if None) of the source matrix `tensor` of shape `[N, K]`; logical row i = stored row index[i]."""
+    """Rows `index` (all, if None) of the source matrix `tensor` of shape `[N, K]`, in that order."""
 
     tensor: str
     shape: tuple[int, int]
@@ -68,7 +68,8 @@ class Whole:
         if info.shape not in self.stored_shapes:
             expected = " or ".join(str(list(shape)) for shape in self.stored_shapes)
             raise ConversionError(
-                f"tensor '{self.tensor}' of {source.path} has shape {list(info.shape)}; the config asks for {expected}"
+                f"tensor '{self.tensor}' of {source.path} has shape {list(info.shape)}; the config asks "
+                f"for {expected}"
             )
         return self.transform(source.whole(self.tensor)).reshape(self.shape)
 
@@ -99,7 +100,7 @@ def half_heads(heads: int, dim: int, half: int) -> np.ndarray:
 
 
 def untiled(key_heads: int, value_heads: int) -> np.ndarray:
-    """Tiled position of each value head: exporters to GGUF store head (key k, repeat r) at r * key_heads + k."""
+    """Tiled position of each value head: GGUF stores head (key k, repeat r) at r * key_heads + k."""
     repeats = value_heads // key_heads
     head = np.arange(value_heads)
     return (head % repeats) * key_heads + head // repeats
