@@ -63,7 +63,7 @@ class Llama:
         c = self.config
         columns = h.shape[0]
         heads = ops.linear(h, layer.query_key_value).view(columns, c.heads + 2 * c.kv_heads, c.head_dim)
-        q, k, v = heads.split((c.heads, c.kv_heads, c.kv_heads), dim=1)
+        q, k, v = heads.split_with_sizes((c.heads, c.kv_heads, c.kv_heads), 1)
         q = ops.qk_prepare(
             q, k, v, batch.positions, c.rope, None, None, c.rms_norm_eps,
             k_pages, v_pages, batch.page_table, batch.positions,

@@ -85,7 +85,9 @@ class Qwen35:
         """x + W_o (attention(q, k, v) * sigmoid(gate)); keys and values join the cache first."""
         c = layer.config
         columns, queries, keys = h.shape[0], c.heads * c.head_dim, c.kv_heads * c.head_dim
-        q, k, gate, v = ops.linear(h, layer.query_key_gate_value).split((queries, keys, queries, keys), dim=1)
+        q, k, gate, v = ops.linear(h, layer.query_key_gate_value).split_with_sizes(
+            (queries, keys, queries, keys), 1
+        )
         q = ops.qk_prepare(
             q.view(columns, c.heads, c.head_dim),
             k.view(columns, c.kv_heads, c.head_dim),
@@ -110,10 +112,10 @@ class Qwen35:
         c = layer.config
         columns = h.shape[0]
         slots = batch.source_slots, batch.target_slots
-        qkv, z = ops.linear(h, layer.query_key_value_z).split((c.channels, c.value_width), dim=1)
+        qkv, z = ops.linear(h, layer.query_key_value_z).split_with_sizes((c.channels, c.value_width), 1)
         g, beta = ops.gdn_gating(h, layer.a, layer.b, layer.a_log, layer.dt_bias)
         qkv = ops.causal_conv(qkv, layer.convolution, conv_states, *slots)
-        q, k, v = qkv.split((c.key_width, c.key_width, c.value_width), dim=1)
+        q, k, v = qkv.split_with_sizes((c.key_width, c.key_width, c.value_width), 1)
         o = ops.gated_delta_net(
             q.view(columns, c.key_heads, c.key_head_dim),
             k.view(columns, c.key_heads, c.key_head_dim),
