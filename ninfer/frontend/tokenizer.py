@@ -173,13 +173,14 @@ def _build(document: dict[str, Any], *, qwen: bool) -> RustTokenizer:
         rust = RustTokenizer.from_str(json.dumps(shell))
         rust.model = BPE(  # pyright: ignore[reportAttributeAccessIssue]
             vocab=model["vocab"],
-            merges=_merges(model.get("merges")),
+            merges=_merges(model.get("merges"), model["vocab"]),
             ignore_merges=bool(model.get("ignore_merges")),
         )
     except FrontendError:
         raise
     except Exception as error:  # the Rust library raises the bare class
-        raise FrontendError(f"{TOKENIZER} cannot be loaded: {error}.") from error
+        cause = (str(error) or type(error).__name__).splitlines()[0]
+        raise FrontendError(f"{TOKENIZER} cannot be loaded: {cause}.") from error
     return rust
 
 
@@ -197,13 +198,16 @@ def _check_model(model: dict[str, Any], *, allow_ignore_merges: bool) -> None:
             )
 
 
-def _merges(merges: Any) -> list[tuple[str, str]]:
+def _merges(merges: Any, vocab: dict[str, int]) -> list[tuple[str, str]]:
     if not isinstance(merges, list):
         raise FrontendError(f"{TOKENIZER}: model.merges must be an array.")
     pairs = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in merges]
     if set(map(len, pairs)) - {2}:
         bad = next(m for m, pair in zip(merges, pairs, strict=True) if len(pair) != 2)
         raise FrontendError(f"{TOKENIZER}: merge {bad!r} is not a pair of tokens.")
+    unknown = set(map("".join, pairs)) - vocab.keys()  # the library would panic
+    if unknown:
+        raise FrontendError(f"{TOKENIZER}: a merge makes {min(unknown)!r}, which is not in model.vocab.")
     return pairs  # pyright: ignore[reportReturnType]
 
 
@@ -230,7 +234,8 @@ def _is_byte_level(step: Any) -> bool:
     if not isinstance(step, dict):
         return False
     if step.get("type") == "Sequence":
-        return any(_is_byte_level(inner) for inner in step.get("pretokenizers") or ())
+        steps = step.get("pretokenizers")
+        return isinstance(steps, list) and any(map(_is_byte_level, steps))
     return step.get("type") == "ByteLevel" and not step.get("add_prefix_space", True)
 
 

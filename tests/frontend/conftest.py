@@ -67,7 +67,7 @@ class Documents:
 
     def resources(self) -> dict[str, bytes]:
         return {
-            "tokenizer.json": json.dumps(self.tokenizer, ensure_ascii=False).encode(),
+            "tokenizer.json": json.dumps(self.tokenizer).encode(),
             "tokenizer_config.json": json.dumps(self.config).encode(),
             "chat_template.jinja": self.template.encode(),
             "generation_config.json": json.dumps(self.generation).encode(),

@@ -1,13 +1,17 @@
 """Every rule about the four text resources fails in a sentence that names the resource."""
 
 import json
+from copy import deepcopy
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ninfer.errors import FrontendError
 from ninfer.frontend import Frontend
 
-from .conftest import LLAMA, QWEN, Documents, added
+from .conftest import _LLAMA_DOCUMENTS, _QWEN_DOCUMENTS, LLAMA, QWEN, Documents, added
 
 
 def build(documents: Documents, *, architecture: str = QWEN, rows: int = 1000, **changes: bytes) -> Frontend:
@@ -135,7 +139,11 @@ def test_stop_ids_lie_in_the_domain(qwen_documents: Documents, eos: object) -> N
         ("end_of_word_suffix", "</w>", "end_of_word_suffix"),
         ("ignore_merges", True, "ignore_merges"),
         ("merges", [["a", "b", "c"]], "not a pair"),
-        ("merges", [["a", "nowhere"]], "cannot be loaded"),
+        ("merges", [["a", "nowhere"]], "'anowhere', which is not in model.vocab"),
+        ("merges", [["", "a"]], "cannot be loaded"),
+        ("merges", [["a", 3]], "cannot be loaded"),
+        ("merges", ["ab"], "not a pair"),
+        ("merges", [5], "cannot be loaded"),
         ("merges", None, "must be an array"),
         ("vocab", {}, "non-empty"),
     ],
@@ -231,3 +239,63 @@ def test_garbage_in_the_token_lists(qwen_documents: Documents, junk: object) -> 
 def test_tokenizer_without_a_model(qwen_documents: Documents) -> None:
     with pytest.raises(FrontendError, match=r"model\.vocab"):
         build(qwen_documents, tokenizer__json=json.dumps({"model": []}).encode())
+
+
+JUNK: list[Any] = [None, True, -1, 1.5, 2**70, "", "x", "\ud800", [], [[]], {}, {"type": "x"}, {"a": [1]}]
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Places in a document: every member, and the first few items of long ones."""
+    items: list[tuple[Any, Any]] = []
+    if isinstance(value, dict):
+        items = list(value.items())[:30]
+    elif isinstance(value, list):
+        items = list(enumerate(value))[:4]
+    return [path, *(found for key, inner in items for found in _paths(inner, (*path, key)))]
+
+
+def _change_and_build(data: st.DataObject) -> None:
+    documents = _QWEN_DOCUMENTS.copy() if data.draw(st.booleans()) else _LLAMA_DOCUMENTS.copy()
+    roots = {"tokenizer": documents.tokenizer, "config": documents.config, "generation": documents.generation}
+    for _ in range(data.draw(st.integers(1, 2))):
+        path = data.draw(st.sampled_from(_paths(roots)[1:]))
+        holder: Any = roots
+        try:
+            for key in path[:-1]:
+                holder = holder[key]
+            if data.draw(st.booleans()):
+                holder[path[-1]] = deepcopy(data.draw(st.sampled_from(JUNK)))
+            else:
+                del holder[path[-1]]
+        except (KeyError, IndexError, TypeError):
+            continue  # the first change took the place away
+    changed = Documents(
+        roots.get("tokenizer", {}), roots.get("config", {}), documents.template, roots.get("generation", {})
+    )
+    outcome = ""
+    try:
+        build(changed, architecture=data.draw(st.sampled_from([QWEN, LLAMA]))).render(
+            [{"role": "user", "content": "Hi <think> there"}]
+        )
+    except FrontendError as error:
+        outcome = str(error)
+    assert not outcome or (outcome.endswith(".") and "\n" not in outcome)
+
+
+@given(st.data())
+@settings(max_examples=150)
+def test_any_change_is_accepted_or_refused_in_a_sentence(data: st.DataObject) -> None:
+    _change_and_build(data)
+
+
+@pytest.mark.soak
+@given(st.data())
+@settings(max_examples=20_000)
+def test_many_changes_are_accepted_or_refused_in_a_sentence(data: st.DataObject) -> None:
+    _change_and_build(data)
+
+
+def test_steps_of_the_pre_tokenizer_must_be_an_array(llama_documents: Documents) -> None:
+    llama_documents.tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": True}
+    with pytest.raises(FrontendError, match="only byte-level BPE"):
+        build(llama_documents, architecture=LLAMA)
