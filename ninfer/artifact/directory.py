@@ -59,8 +59,8 @@ def parse(root: Any, entry_name: str) -> Directory:
 def render(directory: Directory) -> dict[str, Any]:
     """The root record as JSON values, members in the reference writer's order."""
     return {
-        "components": {name: _component_json(value) for name, value in directory.components.items()},
-        "objects": [_object_json(record) for record in directory.objects.values()],
+        "components": {name: component_json(value) for name, value in directory.components.items()},
+        "objects": [object_json(record) for record in directory.objects.values()],
         "bindings": {name: binding_json(value) for name, value in directory.bindings.items()},
         "uses": [use_json(use) for use in directory.uses],
         "metadata": dict(directory.metadata),
@@ -86,7 +86,8 @@ def use_json(use: Use) -> dict[str, Any]:
     return record
 
 
-def _component_json(component: Component) -> dict[str, Any]:
+def component_json(component: Component) -> dict[str, Any]:
+    """A component, absent members left out."""
     record: dict[str, Any] = {"config": dict(component.config)}
     if component.target is not None:
         record["target"] = component.target
@@ -98,7 +99,8 @@ def _component_json(component: Component) -> dict[str, Any]:
     return record
 
 
-def _object_json(record: Record) -> dict[str, Any]:
+def object_json(record: Record) -> dict[str, Any]:
+    """A tensor or resource record."""
     place = {"offset": record.offset, "bytes": record.bytes}
     if isinstance(record, ResourceObject):
         return {"id": record.id, "encoding": record.encoding, **place, "kind": "resource"}

@@ -52,7 +52,15 @@ def lay_out(directory: Directory, entry_name: str, limit: int = MAX_FILE_BYTES) 
     parsed = directory_json.parse(strict_json.loads(text, "the directory"), entry_name)
     if list(parsed.objects) != list(directory.objects):
         raise ArtifactError("an object is filed under another id than its own")
+    _check_whole(directory, parsed)
     return text.ljust(reserve), replace(directory, files=files)
+
+
+def _check_whole(given: Directory, parsed: Directory) -> None:
+    """A binding that claims a whole object has exactly that part."""
+    for name, binding in given.bindings.items():
+        if binding.whole and binding.parts != parsed.bindings[name].parts:
+            raise ArtifactError(f"binding '{name}' claims a whole object, but its parts are others")
 
 
 def _reserve(text: bytes) -> int:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ninfer.errors import FormatError
-from ninfer.formats.chunks import require_finite, row_chunks
+from ninfer.formats.chunks import absolute_maximum, require_finite, row_chunks
 from ninfer.formats.planes import Planes
 from ninfer.formats.registry import Format
 
@@ -21,7 +21,7 @@ def encode(format: Format, values: torch.Tensor) -> Planes:
     for begin, end in row_chunks(rows, columns, values.device):
         x = values[begin:end].to(torch.float32)
         x = (F.pad(x, (0, padding)) if padding else x).reshape(end - begin, groups, format.group)
-        largest = torch.linalg.vector_norm(x, float("inf"), dim=-1)
+        largest = absolute_maximum(x)
         require_finite(largest, "grouped_absmax", begin)
         scale, inverse = _scales(largest, format.code_max)
         y = (x * inverse.unsqueeze(-1)).round_().clamp_(format.code_min, format.code_max)

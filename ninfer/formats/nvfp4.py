@@ -15,6 +15,7 @@ GROUP = 16
 _TARGETS = {"nvfp4_absmax": (6.0,), "nvfp4_mse": (6.0, 5.5, 5.0, 4.5, 4.0)}
 _SCALE_MAX = 448.0
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_VALUES = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))
 
 
 def divisor(absmax: float, method: str) -> float:
@@ -25,11 +26,12 @@ def divisor(absmax: float, method: str) -> float:
         raise FormatError(f"'{method}' cannot encode a non-finite value (largest absolute value: {absmax})")
     if absmax == 0:
         return 1.0
-    found = torch.tensor(_SCALE_MAX * min(_TARGETS[method]) / absmax, dtype=torch.float64).float().item()
+    quotient = _SCALE_MAX * min(_TARGETS[method]) / absmax
+    found = torch.tensor(quotient, dtype=torch.float64).float().item()
     if not math.isfinite(found) or found <= 0:
         raise FormatError(
             f"'{method}' needs a positive finite FP32 divisor, but the largest absolute value {absmax:g} "
-            f"gives {found:g}"
+            f"gives {quotient:g}"
         )
     return found
 
@@ -50,59 +52,71 @@ def encode(method: str, values: torch.Tensor, divisor: float) -> Planes:
         magnitude = x.abs()
         largest = magnitude.amax(-1)
         require_finite(largest, method, begin)
-        scale = _scale(method, magnitude, largest, d)
-        m = _normalized(magnitude, scale, d)
-        code = _code(m)
-        code |= (x < 0).logical_and_(code != 0).to(torch.uint8) << 3
-        pairs = code.reshape(end - begin, columns).view(torch.int16)
+        scale = _scale(_TARGETS[method], magnitude, largest, d)
+        code = _codes(x, _normalized(magnitude, _step(scale, d)))
+        pairs = code.to(torch.uint8).reshape(end - begin, columns).view(torch.int16)
         codes[begin:end] = (pairs & 0x0F) | ((pairs >> 4) & 0xF0)
         scales[begin:end] = scale
     return Planes(codes, scales, divisor)
 
 
-def _scale(method: str, magnitude: torch.Tensor, largest: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+def _scale(
+    targets: tuple[float, ...], magnitude: torch.Tensor, largest: torch.Tensor, d: torch.Tensor
+) -> torch.Tensor:
     """E4M3 scale words of all groups: of the targets, the one with the least squared error, first wins."""
-    best: torch.Tensor | None = None
-    least = largest
-    for target in _TARGETS[method]:
-        raw = (largest * d / torch.tensor(target, device=d.device)).clamp_(max=_SCALE_MAX)
-        scale = raw.to(torch.float8_e4m3fn).view(torch.uint8)
-        if len(_TARGETS[method]) == 1:
-            return scale
-        step = (e4m3(scale) / d).unsqueeze(-1)
-        m = _normalized(magnitude, scale, d)
-        error = (_round(m)[0].mul_(step).sub_(magnitude)).square_().sum(-1)
-        if best is None:
-            best, least = scale, error
-        else:
-            better = error < least
-            best, least = torch.where(better, scale, best), torch.where(better, error, least)
-    assert best is not None
+    best = _scale_word(largest, targets[0], d)
+    if len(targets) == 1:
+        return best
+    least = _error(magnitude, best, d)
+    for target in targets[1:]:
+        scale = _scale_word(largest, target, d)
+        error = _error(magnitude, scale, d)
+        better = error < least
+        best, least = torch.where(better, scale, best), torch.where(better, error, least)
     return best
 
 
-def _normalized(magnitude: torch.Tensor, scale: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
-    """min(|x| / step, 6), 0 where the scale is zero."""
-    step = e4m3(scale) / d
-    step = torch.where(scale == 0, math.inf, step)
-    return (magnitude / step.unsqueeze(-1)).clamp_(max=6.0)
+def _scale_word(largest: torch.Tensor, target: float, d: torch.Tensor) -> torch.Tensor:
+    raw = (largest * d / torch.full_like(d, target)).clamp_(max=_SCALE_MAX)
+    return raw.to(torch.float8_e4m3fn).view(torch.uint8)
 
 
-def _round(m: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """E2M1 magnitude nearest to m in [0, 6], ties to the even code, and `m + p * 2^22`.
+def _step(scale: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    """float32 `[rows, groups, 1]`, the value of magnitude 1; infinite where the scale is zero."""
+    value = e4m3(scale)
+    return torch.where(value == 0, math.inf, value / d).unsqueeze(-1)
 
-    p = the power of two at or below max(m, 1), so that the sum's last place is one step of E2M1's binade
-    and the addition itself rounds: its low bits count steps, its exponent says which binade.
+
+def _error(magnitude: torch.Tensor, scale: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    """Squared reconstruction error of every group."""
+    step = _step(scale, d)
+    rounded = _binade(_normalized(magnitude, step))
+    step = torch.where(torch.isinf(step), 0.0, step)
+    return rounded[0].sub_(rounded[1]).mul_(step).sub_(magnitude).square_().sum(-1)
+
+
+def _normalized(magnitude: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    """min(|x| / step, 6); 0 where the scale is zero."""
+    return (magnitude / step).clamp_(max=6.0)
+
+
+def _binade(m: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`(m + p * 2^22, p * 2^22)` for m in [0, 6]: the addition itself rounds to E2M1, ties to the even code.
+
+    p = the power of two at or below max(m, 1), so that the sum's last place is one step of E2M1's binade. The
+    difference of the two is the rounded magnitude; the sum's low bits count steps, its exponent the binade.
     """
     power = m.clamp(min=1.0).view(torch.int32).bitwise_and_(0x7F800000).view(torch.float32).mul_(2.0**22)
-    shifted = m + power
-    return shifted - power, shifted
+    return m.add_(power), power
 
 
-def _code(m: torch.Tensor) -> torch.Tensor:
-    """E2M1 magnitude codes 0..7 as uint8: steps + 2 * binade."""
-    bits = _round(m)[1].view(torch.int32)
-    return (bits & 7).add_((bits >> 22).sub_(2 * (127 + 22))).to(torch.uint8)
+def _codes(x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    """int32 E2M1 codes of the magnitudes `m` with the signs of `x`; no code is a negative zero."""
+    bits = _binade(m)[0].view(torch.int32)
+    binade = (bits >> 22).sub_(2 * (127 + 22))
+    code = bits.bitwise_and_(7).add_(binade)
+    sign = (x.view(torch.int32) >> 28).bitwise_and_(code + 7).bitwise_and_(8)
+    return code.bitwise_or_(sign)
 
 
 def decode(planes: Planes) -> torch.Tensor:
@@ -110,10 +124,11 @@ def decode(planes: Planes) -> torch.Tensor:
     if planes.scales is None or planes.divisor is None:
         raise FormatError("nvfp4 needs a scale plane and a divisor")
     packed = planes.codes
-    table = torch.tensor(
-        (*_MAGNITUDES, *(-value for value in _MAGNITUDES)), dtype=torch.float32, device=packed.device
-    )
-    codes = torch.stack((packed & 15, packed >> 4), -1).reshape(len(packed), -1, GROUP)
-    values = table[codes.to(torch.int64)] * e4m3(planes.scales.view(torch.uint8)).unsqueeze(-1)
-    d = torch.tensor(planes.divisor, dtype=torch.float32, device=packed.device)
-    return (values / d).reshape(len(packed), -1)
+    device = packed.device
+    # One table entry per byte holds its two values as one 64-bit word.
+    pairs = torch.tensor([(_VALUES[b & 15], _VALUES[b >> 4]) for b in range(256)], device=device)
+    words = pairs.view(torch.int64).reshape(-1).index_select(0, packed.reshape(-1).to(torch.int32))
+    scale = e4m3(planes.scales.view(torch.uint8)).unsqueeze(-1)
+    values = words.view(torch.float32).reshape(len(packed), -1, GROUP).mul_(scale)
+    d = torch.tensor(planes.divisor, dtype=torch.float32, device=device)
+    return values.div_(d).reshape(len(packed), -1)
