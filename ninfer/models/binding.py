@@ -58,7 +58,7 @@ class Binder:
 
     def table(self, name: str, shape: tuple[int, int]) -> Matrix:
         """A matrix that is looked up by rows instead of multiplied: no Use."""
-        return self._matrix(name, self._parts(name, shape), shape)
+        return self._matrix(name, self._binding(name, shape), shape)
 
     def matrix(self, name: str, shape: tuple[int, int], input: str) -> Matrix:
         """A matrix applied to the mathematical input `input`."""
@@ -84,18 +84,18 @@ class Binder:
 
     def vector(self, name: str, shape: tuple[int, ...], format: str = "bf16") -> torch.Tensor:
         """A direct parameter, in the required format and C order."""
-        return self._direct(self._parts(name, shape), f"parameter '{name}'", shape, format)
+        return self._direct(self._binding(name, shape), f"parameter '{name}'", shape, format)
 
     def _projection(
         self, name: str, shape: tuple[int, int], input: str, tables: Mapping[str, int]
     ) -> tuple[Matrix, dict[str, torch.Tensor]]:
-        parts = self._parts(name, shape)
+        binding = self._binding(name, shape)
         use = self._uses.get((name, input))
         if use is None:
             raise ModelError(f"parameter '{name}' has no Use for its input '{input}'")
         if use.activation_policy is None:
             raise ModelError(f"the Use of '{name}' for '{input}' lacks an activation policy")
-        matrix = self._matrix(name, parts, shape)
+        matrix = self._matrix(name, binding, shape)
         auxiliaries = self._auxiliaries(use, tables)
         nvfp4 = any(span.parent.format == "nvfp4" for span in matrix.spans)
         if nvfp4 and use.activation_policy == "AllowA4" and DIVISOR not in use.auxiliaries:
@@ -104,34 +104,34 @@ class Binder:
             )
         return matrix, auxiliaries
 
-    def _parts(self, name: str, shape: tuple[int, ...]) -> Binding:
-        parts = self._artifact.bindings.get(name)
-        if parts is None:
+    def _binding(self, name: str, shape: tuple[int, ...]) -> Binding:
+        binding = self._artifact.bindings.get(name)
+        if binding is None:
             raise ModelError(f"the artifact does not bind the parameter '{name}'")
-        self._check_coverage(parts, f"parameter '{name}'", shape)
-        return parts
+        self._check_coverage(binding, f"parameter '{name}'", shape)
+        return binding
 
-    def _check_coverage(self, parts: Binding, owner: str, shape: tuple[int, ...]) -> None:
-        if parts.whole and self._artifact.tensor(parts[0].object).shape != shape:
+    def _check_coverage(self, binding: Binding, owner: str, shape: tuple[int, ...]) -> None:
+        if binding.whole and self._artifact.tensor(binding[0].object).shape != shape:
             raise ModelError(
                 f"{owner} must have shape {list(shape)}, but the object that it names as a whole, "
-                f"'{parts[0].object}', has {list(self._artifact.tensor(parts[0].object).shape)}"
+                f"'{binding[0].object}', has {list(self._artifact.tensor(binding[0].object).shape)}"
             )
-        covered = parts.elements
+        covered = binding.elements
         if covered != math.prod(shape):
             raise ModelError(
                 f"{owner} must have shape {list(shape)}, {math.prod(shape)} elements, "
                 f"but its parts cover {covered}"
             )
 
-    def _matrix(self, name: str, parts: Binding, shape: tuple[int, int]) -> Matrix:
+    def _matrix(self, name: str, binding: Binding, shape: tuple[int, int]) -> Matrix:
         columns = shape[1]
         spans = []
-        for part in parts:
+        for part in binding:
             tensor = self._artifact.tensor(part.object)
             if tuple(tensor.shape[1:]) != (columns,) or part.begin % columns or part.end % columns:
                 if tensor.format in _DIRECT:
-                    return Matrix.of(self._gathered(name, parts, shape, tensor.format))
+                    return Matrix.of(self._gathered(name, binding, shape, tensor.format))
                 raise ModelError(
                     f"parameter '{name}' must take whole rows of {columns} elements, but its part "
                     f"[{part.begin}, {part.end}) of the {tensor.format} object '{part.object}' "
@@ -155,16 +155,14 @@ class Binder:
             self._parents[object_id] = parent
         return parent
 
-    def _gathered(self, name: str, parts: Binding, shape: tuple[int, int], format: str) -> Encoded:
+    def _gathered(self, name: str, binding: Binding, shape: tuple[int, int], format: str) -> Encoded:
         """A direct matrix whose parts are reshaped or broken rows: the one case that copies."""
-        words = self._direct(parts, f"parameter '{name}'", shape, format)
-        return Encoded(
-            format, self._artifact.tensor(parts[0].object).layout, shape, words.reshape(-1).view(torch.uint8)
-        )
+        words = self._direct(binding, f"parameter '{name}'", shape, format).reshape(-1).view(torch.uint8)
+        return Encoded(format, self._artifact.tensor(binding[0].object).layout, shape, words)
 
-    def _direct(self, parts: Binding, owner: str, shape: tuple[int, ...], format: str) -> torch.Tensor:
+    def _direct(self, binding: Binding, owner: str, shape: tuple[int, ...], format: str) -> torch.Tensor:
         pieces = []
-        for part in parts:
+        for part in binding:
             tensor = self._artifact.tensor(part.object)
             if tensor.format != format:
                 raise ModelError(
@@ -175,20 +173,20 @@ class Binder:
 
     def _auxiliaries(self, use: Use, tables: Mapping[str, int]) -> dict[str, torch.Tensor]:
         bound = {}
-        for role, parts in use.auxiliaries.items():
+        for role, binding in use.auxiliaries.items():
             if role != DIVISOR and role not in tables:
                 raise ModelError(
                     f"the Use of '{use.parameter}' for '{use.input}' has the unknown auxiliary '{role}'"
                 )
             owner = f"auxiliary '{role}' of '{use.parameter}' for '{use.input}'"
             if role == DIVISOR:
-                self._check_coverage(parts, owner, ())
-                value = float(self._direct(parts, owner, (), "fp32"))
+                self._check_coverage(binding, owner, ())
+                value = float(self._direct(binding, owner, (), "fp32"))
                 if not (math.isfinite(value) and value > 0):
                     raise ModelError(f"{owner} must be positive and finite, not {value}")
             else:
-                self._check_coverage(parts, owner, (tables[role],))
-                bound[role] = self._direct(parts, owner, (tables[role],), "int32")
+                self._check_coverage(binding, owner, (tables[role],))
+                bound[role] = self._direct(binding, owner, (tables[role],), "int32")
         return bound
 
     def _data(self, object_id: str) -> torch.Tensor:
