@@ -4,7 +4,6 @@ from ninfer.api.engine import Engine, EngineDescription, Generation
 from ninfer.api.options import EngineOptions, GenerationOptions
 from ninfer.engine import Done, Event, Output, PromptProgress, Started, Statistics
 from ninfer.events import Channel, FinishReason
-from ninfer.ops.sampling import SamplingParams
 
 __all__ = [
     "Channel",
@@ -18,7 +17,6 @@ __all__ = [
     "GenerationOptions",
     "Output",
     "PromptProgress",
-    "SamplingParams",
     "Started",
     "Statistics",
 ]

@@ -1,6 +1,7 @@
 """A loaded model with its frontend: messages in, events out."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -8,9 +9,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ninfer.api.options import EngineOptions, GenerationOptions
-from ninfer.artifact import Artifact
+from ninfer.artifact import Artifact, TensorObject
 from ninfer.engine import Event, OutputSession, Request, run
-from ninfer.errors import OptionError
+from ninfer.errors import ModelError, OptionError
 from ninfer.frontend import Frontend, Prompt
 
 if TYPE_CHECKING:
@@ -110,18 +111,14 @@ class Engine:
 
     @classmethod
     def _load(cls, artifact: Artifact, options: EngineOptions, begin: float) -> Self:
-        from ninfer import models
-        from ninfer.ops import set_threads
-        from ninfer.runtime import Program
+        with ThreadPoolExecutor(1) as pool:
+            # The tokenizer is built while PyTorch and the kernels are imported.
+            pending = pool.submit(_frontend, artifact, options.chat_template)
+            from ninfer import models
+            from ninfer.runtime import Program
 
-        config = artifact.components["text"].config
-        frontend = Frontend.from_resources(
-            {role: artifact.resource("text", role) for role in _TEXT_ROLES},
-            architecture=str(config["architectures"][0]),
-            vocab_rows=int(config["vocab_size"]),
-            chat_template=options.chat_template,
-        )
-        threads = set_threads(options.threads)
+            frontend = pending.result()
+        threads = 2
         model = models.load(artifact, public_tokens=frontend.public_tokens)
         context = options.max_context
         if context is None:
@@ -137,7 +134,9 @@ class Engine:
             kv_dtype="bf16",
             kv_tokens=plan.pages * 64,
             kv_bytes=plan.pages * plan.page_bytes,
-            weight_bytes=sum(item.bytes for item in artifact.objects if item.kind == "tensor"),
+            weight_bytes=sum(
+                item.bytes for item in artifact.objects.values() if isinstance(item, TensorObject)
+            ),
             load_seconds=perf_counter() - begin,
         )
         return cls(artifact, frontend, program, description)
@@ -203,3 +202,18 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _frontend(artifact: Artifact, chat_template: str | None) -> Frontend:
+    config = artifact.components["text"].config
+    architectures, rows = config.get("architectures"), config.get("vocab_size")
+    if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(rows, int):
+        raise ModelError(
+            f"the text config of {artifact.path} needs one name in 'architectures' and an integer 'vocab_size'"
+        )
+    return Frontend.from_resources(
+        {role: artifact.resource("text", role) for role in _TEXT_ROLES},
+        architecture=str(architectures[0]),
+        vocab_rows=rows,
+        chat_template=chat_template,
+    )

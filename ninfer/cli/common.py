@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
-import typer.core
 
 from ninfer.errors import NInferError, OptionError
 
@@ -26,20 +25,19 @@ def run(
     name: str,
     argv: Sequence[str] | None,
     prefix: str | None = None,
-    later: Mapping[str, tuple[str, bool]] | None = None,
+    later: Mapping[str, str] | None = None,
 ) -> int:
     """Run an application's only command; the exit code is 0 for success and help, 1 for an expected failure.
 
     Option errors are followed by the full usage on stderr; every other expected error is one sentence.
-    `later` names options that are known but not built yet: option -> (what they wait for, takes a value).
+    `later` names options that are known but not built yet: option -> what they wait for.
     """
     prefix = prefix or name
     command = typer.main.get_command(app)
     command.context_settings["help_option_names"] = ["--help", "-h"]
-    for option, (reason, takes_value) in (later or {}).items():
-        command.params.append(_refused(option, reason, takes_value))
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        _refuse_later(command, arguments, later or {})
         result = command.main(args=arguments, prog_name=name, standalone_mode=False)
         return result if isinstance(result, int) else 0
     except _ClickException as error:
@@ -69,13 +67,19 @@ def _message(error: Any) -> str:
     return error.format_message().rstrip(".")
 
 
-def _refused(option: str, reason: str, takes_value: bool) -> Any:
-    def refuse(_context: Any, _parameter: Any, value: Any) -> None:
-        if value:
+def _refuse_later(command: Any, arguments: Sequence[str], later: Mapping[str, str]) -> None:
+    """Refuse options of later work, wherever they stand as options and not as another option's value."""
+    valued = {
+        name
+        for parameter in command.params
+        if not getattr(parameter, "is_flag", False)
+        for name in parameter.opts
+    }
+    position = 0
+    while position < len(arguments):
+        argument = arguments[position]
+        if argument in later:
             raise OptionError(
-                f"{option} is not available in this version: it needs {reason}, which is later work"
+                f"{argument} is not available in this version: it needs {later[argument]}, which is later work"
             )
-
-    return typer.core.TyperOption(
-        param_decls=[option], is_flag=not takes_value, hidden=True, expose_value=False, callback=refuse
-    )
+        position += 2 if argument.startswith("-") and argument in valued else 1

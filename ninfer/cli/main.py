@@ -16,22 +16,22 @@ from ninfer.errors import OptionError
 app = program()
 
 # Known options that wait for later work: refused in a sentence, never ignored.
-# Option -> (what it needs, whether it takes a value).
+# Option -> what it needs.
 _LATER = {
-    "--kv-capacity": ("the engine for several requests", True),
-    "--vram-headroom-mib": ("the CUDA backend", True),
-    "--device": ("the CUDA backend", True),
-    "--no-cuda-graph": ("the CUDA backend", False),
-    "--embedding-host": ("the CUDA backend", False),
-    "--devices": ("several GPUs", True),
-    "--tp": ("several GPUs", True),
-    "--no-tp-mailbox": ("several GPUs", False),
-    "--spec": ("speculative decoding", True),
-    "--draft-tokens": ("speculative decoding", True),
-    "--lm-head-draft": ("speculative decoding", False),
-    "--vision": ("vision", False),
-    "--vision-device": ("vision", True),
-    "--max-vision-tokens": ("vision", True),
+    "--kv-capacity": "the engine for several requests",
+    "--vram-headroom-mib": "the CUDA backend",
+    "--device": "the CUDA backend",
+    "--no-cuda-graph": "the CUDA backend",
+    "--embedding-host": "the CUDA backend",
+    "--devices": "several GPUs",
+    "--tp": "several GPUs",
+    "--no-tp-mailbox": "several GPUs",
+    "--spec": "speculative decoding",
+    "--draft-tokens": "speculative decoding",
+    "--lm-head-draft": "speculative decoding",
+    "--vision": "vision",
+    "--vision-device": "vision",
+    "--max-vision-tokens": "vision",
 }
 _DEFAULT_MAX_NEW = 128
 _LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "critical", "off")

@@ -1,15 +1,18 @@
 """The report on stderr after an answer: stage rows, then a summary, in fixed columns (12 + 26 wide)."""
 
 from collections.abc import Iterable
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from ninfer.api import EngineDescription, SamplingParams, Statistics
+from ninfer.api import EngineDescription, Statistics
+
+if TYPE_CHECKING:
+    from ninfer.runtime import SamplingParams
 
 
 def write_report(
     stream: TextIO,
     statistics: Statistics,
-    sampling: SamplingParams,
+    sampling: "SamplingParams",
     description: EngineDescription,
     render_seconds: float,
     print_token_ids: bool,
@@ -32,7 +35,7 @@ def write_report(
 
 
 def _summary(
-    statistics: Statistics, sampling: SamplingParams, description: EngineDescription
+    statistics: Statistics, sampling: "SamplingParams", description: EngineDescription
 ) -> Iterable[tuple[str, str]]:
     yield "sampling", describe_sampling(sampling)
     yield "finish reason", statistics.finish_reason.value
@@ -56,7 +59,7 @@ def _summary(
     yield "weights", _mib(description.weight_bytes)
 
 
-def describe_sampling(sampling: SamplingParams) -> str:
+def describe_sampling(sampling: "SamplingParams") -> str:
     """One line such as `temperature 0.7, top-p 0.8, top-k 20, seed 0`; `greedy` when the temperature is 0."""
     parts = (
         ["greedy"]

@@ -1,14 +1,20 @@
 """One request from its prompt to its end: prefill chunks, then decode steps, publishing after each commit."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from ninfer.engine.events import Done, Event, Output, PromptProgress, Started, Statistics, ThinkingReport
 from ninfer.engine.output import OutputSession
 from ninfer.errors import CapacityError
 from ninfer.events import FinishReason, Step
-from ninfer.runtime import Admission, Program, SamplingParams
+
+if TYPE_CHECKING:
+    # The loop drives a Program through its records; it needs no tensor library of its own.
+    from ninfer.runtime import Admission, Program, SamplingParams
 
 
 @dataclass(frozen=True)
