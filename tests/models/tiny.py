@@ -7,6 +7,7 @@ exactly the reference's numbers. Weights are scaled for logits of about unit siz
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,9 +126,12 @@ def reference_logits(model: Callable[..., Any], tokens: Sequence[int]) -> torch.
 
 
 def save_folder(model: Any, path: Path) -> Path:
-    """A Hugging Face folder of the model in BF16: safetensors and config.json, no tokenizer."""
-    model.to(torch.bfloat16).save_pretrained(path)
-    model.to(torch.float32)
+    """A Hugging Face folder of the model: BF16, A_log and dt_bias FP32; config.json but no tokenizer."""
+    copy = deepcopy(model)
+    for name, parameter in copy.named_parameters():
+        if not name.endswith(("A_log", "dt_bias")):
+            parameter.data = parameter.data.to(torch.bfloat16)
+    copy.save_pretrained(path)
     return path
 
 
