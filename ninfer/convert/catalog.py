@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ninfer import formats
 from ninfer.convert.parameters import Parameter
-from ninfer.convert.source import Source, SourceMatrix
+from ninfer.convert.source import Source, SourceMatrix, is_whole_tiles
 from ninfer.convert.views import Rows, View
 from ninfer.errors import ConversionError
 
@@ -46,6 +47,16 @@ class Catalog:
         if isinstance(self.view(name, source), Rows):
             return self.matrix(name, source).stored
         return self.parameters[name].format
+
+    def import_obstacle(self, name: str, source: str) -> str | None:
+        """Why the stored codes of a parameter cannot be taken over, or None if they can."""
+        view = self.view(name, source)
+        if not isinstance(view, Rows):
+            return "a direct tensor has no codes"
+        matrix = self.matrix(name, source)
+        if formats.get(matrix.stored).kind == "tile_float" and not is_whole_tiles(view.take(0, view.count)):
+            return f"its rows are no whole 128x128 blocks of '{view.tensor}'"
+        return None
 
     def input_divisor(self, name: str, source: str) -> float | None:
         """Activation divisor that came with an NVFP4 matrix."""

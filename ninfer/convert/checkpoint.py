@@ -30,8 +30,10 @@ class Checkpoint(Protocol):
         """Component configs, `text` first."""
         ...
 
-    def views(self, parameters: Mapping[str, Parameter], geometry: Geometry) -> dict[str, View]:
-        """Where every parameter stands."""
+    def views(
+        self, parameters: Mapping[str, Parameter], geometry: Geometry, *, is_partial: bool
+    ) -> dict[str, View]:
+        """Where every parameter stands; an additional source may be partial."""
         ...
 
     def resources(self, given: Mapping[str, Path]) -> dict[str, bytes]:
@@ -60,9 +62,11 @@ class HuggingFaceCheckpoint:
     def components(self, wanted: Sequence[str]) -> dict[str, dict[str, Any]]:
         return huggingface.components(self.config, wanted, f"the config.json of {self.source.path}")
 
-    def views(self, parameters: Mapping[str, Parameter], geometry: Geometry) -> dict[str, View]:
+    def views(
+        self, parameters: Mapping[str, Parameter], geometry: Geometry, *, is_partial: bool
+    ) -> dict[str, View]:
         prefix = huggingface.text_prefix(self.source.config or {})
-        found = hf_mapping.views(parameters, geometry, self.source, prefix)
+        found = hf_mapping.views(parameters, geometry, self.source, prefix, is_partial=is_partial)
         left = hf_mapping.unmapped(found, self.source, prefix)
         if left:
             raise ConversionError(
@@ -89,7 +93,10 @@ class GgufCheckpoint:
     def components(self, wanted: Sequence[str]) -> dict[str, dict[str, Any]]:
         return gguf_config.components(self.source.file, wanted)
 
-    def views(self, parameters: Mapping[str, Parameter], geometry: Geometry) -> dict[str, View]:
+    def views(
+        self, parameters: Mapping[str, Parameter], geometry: Geometry, *, is_partial: bool
+    ) -> dict[str, View]:
+        del is_partial
         return gguf_mapping.views(parameters, geometry, self.source.file)
 
     def resources(self, given: Mapping[str, Path]) -> dict[str, bytes]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ninfer.convert.members import float32
-from ninfer.convert.source import Blocks, reorder_columns
+from ninfer.convert.source import TILE, Blocks, is_whole_tiles, reorder_columns
 from ninfer.errors import ConversionError
 from ninfer.formats import Planes, decode
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ninfer.convert.safetensors_source import SafetensorsSource
 
 _PLAIN = {"BF16": "bf16", "F16": "fp16", "F32": "fp32", "F64": "fp32"}
-_TILE = 128
 _GROUP = 16
 
 
@@ -91,10 +90,10 @@ class EncodedMatrix:
     def values(self, rows: np.ndarray, columns: Blocks | None = None) -> torch.Tensor:
         if self.stored != "fp8_e4m3fn_block128_bf16":
             return reorder_columns(decode(self.stored, self.encoded(rows)), columns)
-        tiles, position = np.unique(rows // _TILE, return_inverse=True)
-        whole = (tiles[:, None] * _TILE + np.arange(_TILE)).reshape(-1)
+        tiles, position = np.unique(rows // TILE, return_inverse=True)
+        whole = (tiles[:, None] * TILE + np.arange(TILE)).reshape(-1)
         decoded = decode(self.stored, self.encoded(whole))
-        return reorder_columns(decoded[torch.from_numpy(position * _TILE + rows % _TILE)], columns)
+        return reorder_columns(decoded[torch.from_numpy(position * TILE + rows % TILE)], columns)
 
     def encoded(self, rows: np.ndarray, columns: Blocks | None = None) -> Planes:
         if columns is not None:
@@ -111,7 +110,7 @@ class EncodedMatrix:
         if self.stored == "nvfp4":
             return self.source.rows(self.scale, rows, count)
         if self.stored == "fp8_e4m3fn_block128_bf16":
-            return _bf16(self.source.rows(self.scale, self._tiles(rows), count // _TILE), self, exact=True)
+            return _bf16(self.source.rows(self.scale, self._tiles(rows), count // TILE), self, exact=True)
         info = self.source.info(self.scale)
         numbers = self.source.whole(self.scale).reshape(-1)
         if math.prod(info.shape) == 1:
@@ -119,16 +118,11 @@ class EncodedMatrix:
         return _bf16(numbers[torch.from_numpy(rows)], self, exact=False)
 
     def _tiles(self, rows: np.ndarray) -> np.ndarray:
-        """Tile rows of whole, aligned groups of 128 code rows."""
-        blocks = rows.reshape(-1, _TILE) if len(rows) % _TILE == 0 else None
-        if blocks is None or bool(
-            (blocks != blocks[:, :1] + np.arange(_TILE)).any() or (blocks[:, 0] % _TILE).any()
-        ):
+        if not is_whole_tiles(rows):
             raise ConversionError(
-                f"'{self.name}' has scales of 128x128 blocks, but its rows are needed in groups that are "
-                "not aligned to 128"
+                f"'{self.name}' is stored in 128x128 blocks; its rows cannot be cut otherwise"
             )
-        return blocks[:, 0] // _TILE
+        return rows[::TILE] // TILE
 
     def _check(self, scales: torch.Tensor) -> None:
         if scales.dtype == torch.uint8:
@@ -178,11 +172,11 @@ def _fp8_blocks(source: SafetensorsSource, name: str, shape: tuple[int, int]) ->
     info = source.info(scale)
     if source.info(name).shape != shape:
         raise _shape_error(source, name, shape)
-    if shape[0] % _TILE or shape[1] % _TILE:
+    if shape[0] % TILE or shape[1] % TILE:
         raise ConversionError(
             f"'{name}' of {source.path} is FP8 in 128x128 blocks, but {list(shape)} has partial blocks"
         )
-    if info.shape != (shape[0] // _TILE, shape[1] // _TILE) or info.dtype not in ("BF16", "F32"):
+    if info.shape != (shape[0] // TILE, shape[1] // TILE) or info.dtype not in ("BF16", "F32"):
         raise ConversionError(
             f"tensor '{scale}' of {source.path} is {info.dtype} {list(info.shape)}; one BF16 scale for "
             "each 128x128 block is supported"
@@ -195,7 +189,11 @@ def _check_nvfp4(
 ) -> None:
     rows, columns = shape
     packed, scales = source.info(codes), source.info(scale)
-    if packed.shape != (rows, columns // 2) or packed.dtype != "U8":
+    if packed.dtype != "U8":
+        raise ConversionError(
+            f"tensor '{codes}' of {source.path} is packed as {packed.dtype}; only NVFP4 (U8) is supported"
+        )
+    if packed.shape != (rows, columns // 2):
         raise _shape_error(source, codes, (rows, columns // 2))
     if scales.shape != (rows, columns // _GROUP) or scales.dtype != "F8_E4M3" or columns % _GROUP:
         raise ConversionError(

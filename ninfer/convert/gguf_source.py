@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,7 +71,8 @@ class GgufSource:
         return _numbers(self.file, tensor, rows).reshape(tensor.shape)
 
     def close(self) -> None:
-        self.file.data.close()
+        with contextlib.suppress(BufferError):  # an error's traceback may still hold a view; it unmaps later
+            self.file.data.close()
 
     def _tensor(self, name: str) -> GgufTensor:
         tensor = self.file.tensors.get(name)

@@ -16,16 +16,25 @@ _IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "k_scale", "v_scale")
 
 
 def views(
-    parameters: Mapping[str, Parameter], geometry: Geometry, source: Source, prefix: str
+    parameters: Mapping[str, Parameter],
+    geometry: Geometry,
+    source: Source,
+    prefix: str,
+    *,
+    is_partial: bool = False,
 ) -> dict[str, View]:
-    """Views of all parameters of text and mtp; `prefix` is where the text model is expected."""
+    """Views of all parameters of text and mtp; `prefix` is where the text model is expected.
+
+    A partial source (an additional one) may lack the head and the MTP layer; they get no view then.
+    """
     prefix = _prefix(source, prefix)
-    found = dict(_globals(geometry, source, prefix))
+    found = dict(_globals(geometry, source, prefix, is_partial))
     for index, kind in enumerate(geometry.layers):
         found |= _block(geometry, f"text/layers/{index}/", f"{prefix}layers.{index}.", kind)
-    if any(parameter.component == MTP for parameter in parameters.values()):
+    wants_mtp = any(parameter.component == MTP for parameter in parameters.values())
+    if wants_mtp and not (is_partial and _mtp_prefix(source) is None):
         found |= _mtp(geometry, source)
-    return {name: found[name] for name in parameters}
+    return {name: found[name] for name in parameters if name in found}
 
 
 def unmapped(views: Mapping[str, View], source: Source, prefix: str) -> list[str]:
@@ -52,10 +61,13 @@ def _prefix(source: Source, expected: str) -> str:
     )
 
 
-def _globals(g: Geometry, source: Source, prefix: str) -> Iterator[tuple[str, View]]:
+def _globals(g: Geometry, source: Source, prefix: str, is_partial: bool) -> Iterator[tuple[str, View]]:
     embedding = Rows(f"{prefix}embed_tokens.weight", (g.vocab, g.hidden))
     yield "text/token_embedding", embedding
-    yield "text/output_head", embedding if g.is_tied else _head(g, source)
+    if g.is_tied:
+        yield "text/output_head", embedding
+    elif source.has("lm_head.weight") or not is_partial:
+        yield "text/output_head", _head(g, source)
     yield "text/final_norm", vector(f"{prefix}norm.weight", g.hidden)
 
 
@@ -127,7 +139,7 @@ def _gdn(g: Geometry, stored: str) -> dict[str, View]:
 
 
 def _mtp(g: Geometry, source: Source) -> dict[str, View]:
-    stored = next((prefix for prefix in ("mtp.", "model.mtp.") if source.has(f"{prefix}fc.weight")), None)
+    stored = _mtp_prefix(source)
     if stored is None:
         raise ConversionError(
             f"{source.path} has no MTP layer ('mtp.fc.weight'); leave mtp out of --components"
@@ -141,6 +153,5 @@ def _mtp(g: Geometry, source: Source) -> dict[str, View]:
     return found | _block(g, "mtp/layers/0/", f"{stored}layers.0.", "full_attention")
 
 
-def has_mtp(source: Source) -> bool:
-    """Whether the checkpoint carries an MTP layer."""
-    return any(source.has(f"{prefix}fc.weight") for prefix in ("mtp.", "model.mtp."))
+def _mtp_prefix(source: Source) -> str | None:
+    return next((prefix for prefix in ("mtp.", "model.mtp.") if source.has(f"{prefix}fc.weight")), None)

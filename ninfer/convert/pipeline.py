@@ -155,7 +155,10 @@ def _open_sources(stack: contextlib.ExitStack, paths: Mapping[str, Path]) -> dic
 def _catalog(configs: Mapping[str, Mapping[str, Any]], opened: Mapping[str, Any]) -> Catalog:
     parameters = declare(configs)
     geometry = Geometry.of(configs[TEXT])
-    views = {name: checkpoint.views(parameters, geometry) for name, checkpoint in opened.items()}
+    views = {
+        name: checkpoint.views(parameters, geometry, is_partial=name != BASE)
+        for name, checkpoint in opened.items()
+    }
     return Catalog(parameters, {name: checkpoint.source for name, checkpoint in opened.items()}, views)
 
 

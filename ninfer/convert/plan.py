@@ -135,6 +135,13 @@ class Planner:
             )
         except FormatError as error:
             raise ConversionError(f"'{name}' cannot be stored as the recipe asks: {error}") from None
+        obstacle = (
+            self._catalog.import_obstacle(name, segment.selection.source)
+            if selection.method == IMPORT
+            else None
+        )
+        if obstacle:
+            raise ConversionError(f"'{name}' cannot be imported as {selection.format}: {obstacle}")
         if selection.method == IMPORT and matrix is not None and matrix.stored != selection.format:
             raise ConversionError(
                 f"'{name}' is to be imported as {selection.format}, but the source '{selection.source}' "

@@ -118,6 +118,11 @@ class Recipe:
         self._check_source(source)
         return self._catalog.stored(name, source)
 
+    def import_obstacle(self, name: str, source: str = BASE) -> str | None:
+        """Why the source's codes cannot be imported although they are of a known format; None if they can."""
+        self._check_source(source)
+        return self._catalog.import_obstacle(name, source)
+
     def has_input_divisor(self, name: str, source: str = BASE) -> bool:
         """Whether the source was calibrated with an activation divisor for this parameter, as A4 needs."""
         self._check_source(source)

@@ -254,12 +254,15 @@ def _import_as_stored(recipe: Recipe, name: str, stored: str, source: str) -> No
 
 
 def _assign(recipe: Recipe, name: str, format: str, method: str, source: str) -> bool:
-    """Assign a format, or 8-bit groups where its layout cannot hold the shape; True if the format fits."""
+    """Assign a format, or 8-bit groups where it cannot hold the matrix; True if it can."""
+    reason = recipe.import_obstacle(name, source) if method == IMPORT else None
     try:
         encoded_bytes(format, default_layout(format), recipe.parameters[name].shape, q6_rows=0)
     except FormatError as error:
+        reason = str(error)
+    if reason is not None:
         recipe.assign(name, format=Q8, method=_ENCODER[Q8], source=source)
-        recipe.note_fallback(name, format, Q8, str(error))
+        recipe.note_fallback(name, format, Q8, reason)
         return False
     recipe.assign(name, format=format, method=method, source=source)
     return True

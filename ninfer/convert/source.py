@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from ninfer.formats import Planes
 
+TILE = 128
+"""Rows and columns that share one scale in block FP8."""
+
 
 @dataclass(frozen=True)
 class TensorInfo:
@@ -108,6 +111,14 @@ def runs(index: np.ndarray) -> Iterator[tuple[int, int]]:
     ends = np.concatenate((breaks, [len(index)]))
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         yield int(index[start]), int(index[end - 1]) + 1
+
+
+def is_whole_tiles(rows: np.ndarray) -> bool:
+    """Whether a selection of rows consists of aligned groups of 128 that stay together."""
+    if len(rows) % TILE:
+        return False
+    groups = rows.reshape(-1, TILE)
+    return bool((groups == groups[:, :1] + np.arange(TILE)).all() and not (groups[:, 0] % TILE).any())
 
 
 def reorder_columns(values: torch.Tensor, columns: Blocks | None) -> torch.Tensor:
