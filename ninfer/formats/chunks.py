@@ -20,8 +20,8 @@ def row_chunks(rows: int, columns: int, device: torch.device) -> Iterator[tuple[
 
 
 def absolute_maximum(x: torch.Tensor) -> torch.Tensor:
-    """Largest magnitude along the last axis; NaN if there is one."""
-    return torch.maximum(x.amax(-1), -x.amin(-1))
+    """Largest magnitude along the last axis, never -0; NaN if there is one."""
+    return torch.maximum(x.amax(-1), -x.amin(-1)).abs_()
 
 
 def require_finite(largest: torch.Tensor, method: str, first_row: int) -> None:
