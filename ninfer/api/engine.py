@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ninfer.api.options import EngineOptions, GenerationOptions
 from ninfer.artifact import Artifact, TensorObject
+from ninfer.convert import ensure_artifact
 from ninfer.engine import Event, OutputSession, Request, run
 from ninfer.errors import ModelError, OptionError
 from ninfer.frontend import Frontend, Prompt
@@ -97,12 +98,7 @@ class Engine:
         """
         begin = perf_counter()
         options = options or EngineOptions()
-        path = Path(path)
-        if path.is_dir() or path.suffix.lower() == ".gguf":
-            from ninfer.convert import ensure_artifact
-
-            path = ensure_artifact(path, options.cache_dir, progress)
-        artifact = Artifact.open(path)
+        artifact = Artifact.open(ensure_artifact(Path(path), options.cache_dir, progress))
         try:
             return cls._load(artifact, options, begin)
         except BaseException:
@@ -209,7 +205,7 @@ def _frontend(artifact: Artifact, chat_template: str | None) -> Frontend:
     architectures, rows = config.get("architectures"), config.get("vocab_size")
     if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(rows, int):
         raise ModelError(
-            f"the text config of {artifact.path} needs one name in 'architectures' and an integer 'vocab_size'"
+            f"the text config of {artifact.path} needs one of 'architectures' and an integer 'vocab_size'"
         )
     return Frontend.from_resources(
         {role: artifact.resource("text", role) for role in _TEXT_ROLES},

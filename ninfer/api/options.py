@@ -57,6 +57,7 @@ class GenerationOptions:
         _check_range("top_p", self.top_p, 0, 1)
         _check_range("min_p", self.min_p, 0, 1)
         _check_range("top_k", self.top_k, 0, 20)
+        _check_range("seed", self.seed, 0, 2**64 - 1)
         _check_range("presence_penalty", self.presence_penalty, -2, 2)
         _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
         if self.thinking_budget is not None and (self.thinking is False or self.reasoning_effort == "none"):

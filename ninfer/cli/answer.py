@@ -8,17 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ninfer.api import Channel, Done, Engine, EngineOptions, Generation, GenerationOptions, Output
+from ninfer.cli.progress import conversion_progress
 from ninfer.cli.report import write_report
 
 
 def load(model: Path, options: EngineOptions, quiet: bool) -> Engine:
-    """Load an engine; conversion of a folder or GGUF file shows a progress bar."""
-    with contextlib.ExitStack() as stack:
-        progress = None
-        if model.is_dir() or model.suffix.lower() == ".gguf":
-            from ninfer.cli.progress import conversion_progress
-
-            progress = stack.enter_context(conversion_progress(quiet))
+    """Load an engine; the one conversion of a folder or GGUF file shows its progress."""
+    with conversion_progress(quiet) as progress:
         engine = Engine.load(model, options, progress=progress)
     if not quiet:
         d = engine.description

@@ -80,6 +80,6 @@ def _refuse_later(command: Any, arguments: Sequence[str], later: Mapping[str, st
         argument = arguments[position]
         if argument in later:
             raise OptionError(
-                f"{argument} is not available in this version: it needs {later[argument]}, which is later work"
+                f"{argument} is not available in this version: it waits for {later[argument]}, later work"
             )
         position += 2 if argument.startswith("-") and argument in valued else 1

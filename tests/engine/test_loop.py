@@ -57,7 +57,7 @@ class ScriptedProgram:
 class ScriptedSession:
     """Publishes each token as its number; stops at `stop_at`; thinks for `budget` tokens."""
 
-    closer = (7, 8)
+    closer: tuple[int, ...] = (7, 8)
 
     def __init__(self, stop_at: int | None = None, budget: int | None = None) -> None:
         self.stop_at, self.budget = stop_at, budget

@@ -1,0 +1,249 @@
+"""`ninfer`: answers, options, and a clear sentence with exit code 1 for everything that can't be done."""
+
+import io
+import json
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ninfer.cli.main import main
+
+
+class Run:
+    """One run in this process: exit code and both streams."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: object) -> None:
+        self.code = main([str(argument) for argument in arguments])
+        self.out, self.err = capsys.readouterr()
+
+    def refused(self, *words: str) -> None:
+        """Exit code 1, nothing on stdout, one sentence that contains the words, no traceback."""
+        assert self.code == 1
+        assert self.out == ""
+        [sentence] = [line for line in self.err.splitlines() if line.startswith("error: ")]
+        for word in words:
+            assert word in sentence
+        assert "Traceback" not in self.err
+
+
+@pytest.fixture
+def ninfer(capsys: pytest.CaptureFixture[str]):
+    return lambda *arguments: Run(capsys, *arguments)
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+
+
+def ids(run: Run) -> list[int]:
+    [line] = [line for line in run.err.splitlines() if line.startswith("tokens ")]
+    return [int(word) for word in line.split()[3:]]
+
+
+def test_an_answer_goes_to_stdout_and_its_report_to_stderr(ninfer, tiny):
+    run = ninfer(tiny, "--prompt", "Hello", "--max-new", 12, "--no-thinking", "--print-token-ids")
+    assert run.code == 0
+    assert run.out.endswith("\n")
+    rows = [line.split() for line in run.err.splitlines()]
+    assert ["phase", "detail", "elapsed/progress"] in rows
+    assert ["summary", "finish", "reason", "output-limit"] in rows
+    assert len(ids(run)) == 12
+
+
+def test_thinking_text_goes_to_stderr(ninfer, tiny):
+    thinking = ninfer(tiny, "--prompt", "Hello", "--max-new", 12, "--greedy", "--log-level", "error")
+    assert (thinking.code, thinking.out) == (0, "\n")
+    assert thinking.err.strip()
+    raw = ninfer(
+        tiny, "--prompt", "Hello", "--max-new", 12, "--greedy", "--log-level", "error", "--raw-output"
+    )
+    assert raw.out.strip()
+    assert raw.err == ""
+
+
+def test_the_same_seed_gives_the_same_tokens(ninfer, tiny):
+    def draw(*more):
+        return ids(ninfer(tiny, "--prompt", "Hi", "--max-new", 16, "--print-token-ids", *more))
+
+    assert draw() == draw("--seed", 0) != draw("--seed", 1)
+    assert draw("--greedy") == draw("--greedy", "--seed", 1, "--temperature", 1.5) == draw("--temperature", 0)
+
+
+def test_a_thinking_budget_is_kept(ninfer, tiny):
+    run = ninfer(tiny, "--prompt", "Hi", "--max-new", 200, "--thinking-budget", 5, "--max-context", 512)
+    assert run.code == 0
+    assert "thinking budget applied   yes" in run.err
+    assert "thinking model tokens     5" in run.err
+
+
+@pytest.mark.parametrize("text", ["Grüße, 你好 👩‍👩‍👧", "a\u0301", "\u202eabc", "\x00", "<|im_end|>"])
+def test_unicode_prompts(ninfer, tiny, text):
+    assert ninfer(tiny, "--prompt", text, "--max-new", 2).code == 0
+
+
+def test_the_prompt_may_come_from_stdin(ninfer, tiny, monkeypatch):
+    given = ids(ninfer(tiny, "--prompt", "Hällo", "--max-new", 8, "--print-token-ids"))
+    stdin(monkeypatch, "Hällo".encode())
+    assert ids(ninfer(tiny, "--max-new", 8, "--print-token-ids")) == given
+
+
+def test_messages_file(ninfer, tiny, tmp_path):
+    file = tmp_path / "chat.json"
+    file.write_text(json.dumps([{"role": "user", "content": "Hi"}]))
+    expected = ids(ninfer(tiny, "--prompt", "Hi", "--max-new", 4, "--print-token-ids"))
+    assert ids(ninfer(tiny, "--messages", file, "--max-new", 4, "--print-token-ids")) == expected
+    file.write_text("[]")
+    ninfer(tiny, "--messages", file).refused("messages")
+    ninfer(tiny, "--messages", tmp_path / "none.json").refused("none.json", "No such file")
+    ninfer(tiny, "--messages", file, "--prompt", "x").refused("exactly one of --prompt or --messages")
+
+
+@pytest.mark.parametrize("data", [b"", b" \n\t"])
+def test_empty_input_is_refused(ninfer, tiny, monkeypatch, data):
+    stdin(monkeypatch, data)
+    ninfer(tiny).refused("the prompt from stdin is empty")
+    ninfer(tiny, "--prompt", data.decode()).refused("the prompt from --prompt is empty")
+
+
+def test_input_that_is_not_utf8_is_refused(ninfer, tiny, monkeypatch):
+    stdin(monkeypatch, b"ab\xff")
+    ninfer(tiny).refused("not valid UTF-8", "byte 2")
+    ninfer(tiny, "--prompt", "ab\udcff").refused("not valid UTF-8", "byte 2")
+
+
+def test_a_prompt_may_fill_the_context_but_not_exceed_it(ninfer, tiny):
+    run = ninfer(tiny, "--prompt", "Hello there", "--max-new", 50)
+    [row] = [line for line in run.err.splitlines() if "prompt tokens" in line]
+    tokens = int(row.split()[-1])
+    full = ninfer(tiny, "--prompt", "Hello there", "--max-new", 50, "--max-context", tokens)
+    assert full.code == 0
+    assert "context-capacity" in full.err
+    assert "generated tokens          1\n" in full.err
+    over = ninfer(tiny, "--prompt", "Hello there", "--max-context", tokens - 1, "--log-level", "error")
+    over.refused(str(tokens), str(tokens - 1), "--max-context")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--foo"], ["unknown argument: --foo"]),
+        (["--max-new"], ["--max-new needs a value"]),
+        (["--max-new", "0"], ["--max-new"]),
+        (["--max-new", "x"], ["--max-new"]),
+        (["--prompt", "x", "--temperature", "nan"], ["temperature must be between 0 and 2"]),
+        (["--prompt", "x", "--temperature", "3"], ["temperature must be between 0 and 2", "3"]),
+        (["--prompt", "x", "--top-k", "21"], ["top_k must be between 0 and 20"]),
+        (["--prompt", "x", "--seed", str(2**64)], ["seed"]),
+        (["--prompt", "x", "--stop", ""], ["stop string"]),
+        (["--prompt", "x", "--kv-dtype", "int8"], ["--kv-dtype int8 is not available"]),
+        (["--prompt", "x", "--prefill-chunk", "100"], ["multiple of 128"]),
+        (["--prompt", "x", "--max-context", "513"], ["513", "512"]),
+        (["--prompt", "x", "--log-level", "loud"], ["log level"]),
+        (["--prompt", "x", "--no-thinking", "--reasoning-effort", "high"], ["--no-thinking"]),
+        (["--prompt", "x", "--no-thinking", "--thinking-budget", "3"], ["thinking budget"]),
+        (["--prompt", "x", "--reasoning-effort", "huge"], ["huge"]),
+        (["--spec", "mtp", "--draft-tokens", "3"], ["--spec is not available", "speculative decoding"]),
+        (["--prompt", "x", "--tp", "2"], ["--tp is not available", "several GPUs"]),
+        (["--vision"], ["--vision is not available"]),
+    ],
+)
+def test_bad_options_are_refused(ninfer, tiny, arguments, words):
+    ninfer(tiny, *arguments).refused(*words)
+
+
+def test_an_option_of_later_work_may_be_another_options_value(ninfer, tiny):
+    assert ninfer(tiny, "--prompt", "--tp", "--max-new", 1).code == 0
+
+
+def test_help_lists_the_options(ninfer):
+    for flag in ("--help", "-h"):
+        run = ninfer(flag)
+        assert (run.code, run.err) == (0, "")
+        assert "--thinking-budget" in run.out
+
+
+def test_no_model_is_refused_with_usage(ninfer):
+    run = ninfer()
+    assert run.code == 1
+    assert "Usage: ninfer" in run.err
+
+
+def test_files_that_are_no_artifact_are_refused(ninfer, tiny, tmp_path):
+    ninfer(tmp_path / "none.ninfer", "--prompt", "x").refused("none.ninfer", "does not exist")
+    bad = tmp_path / "bad.ninfer"
+    data = tiny.read_bytes()
+    for content, word in [
+        (b"", "bad.ninfer"),
+        (b"NINFER", "bad.ninfer"),
+        (b"PK\x03\x04" + data[4:], "is no .ninfer artifact"),
+        (data[:7] + b"\x01" + data[8:], "version 1"),
+        (data[:7] + b"\x02" + data[8:], "version 2"),
+        (data[: len(data) // 2], "bytes"),
+        (data[:-1], "bytes"),
+        (data[:8] + struct.pack("<Q", 2**60) + data[16:], "bad.ninfer"),
+    ]:
+        bad.write_bytes(content)
+        ninfer(bad, "--prompt", "x").refused(word)
+    ninfer(tmp_path, "--prompt", "x").refused(str(tmp_path))
+
+
+def test_an_unknown_template_and_a_broken_one_are_refused(ninfer, tiny, tmp_path):
+    ninfer(tiny, "--prompt", "x", "--chat-template", tmp_path / "none.jinja").refused("none.jinja")
+    template = tmp_path / "broken.jinja"
+    template.write_text("{% for %}")
+    ninfer(tiny, "--prompt", "x", "--chat-template", template).refused("template")
+    template.write_text("{{ raise_exception('no such thing') }}")
+    ninfer(tiny, "--prompt", "x", "--chat-template", template).refused("no such thing")
+
+
+def test_a_missing_resource_is_named(ninfer, tiny, tmp_path):
+    broken = tmp_path / "broken.ninfer"
+    data = tiny.read_bytes()
+    [size] = struct.unpack("<Q", data[8:16])
+    directory = json.loads(data[32 : 32 + size])
+    del directory["components"]["text"]["resources"]["chat_template.jinja"]
+    text = json.dumps(directory, separators=(",", ":")).encode()
+    broken.write_bytes(data[:32] + text.ljust(size) + data[32 + size :])
+    ninfer(broken, "--prompt", "x").refused("chat_template.jinja")
+
+
+def test_a_folder_is_converted_once_into_the_cache(ninfer, tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("NINFER_CACHE", str(tmp_path / "cache"))
+    folder = shutil.copytree(tiny.parent / "checkpoint", tmp_path / "checkpoint")
+    arguments = ("--prompt", "Hi", "--max-new", 6, "--print-token-ids")
+    first = ids(ninfer(folder, *arguments))
+    [artifact] = (tmp_path / "cache").glob("*/*.ninfer")
+    made = artifact.stat().st_mtime_ns
+    assert ids(ninfer(folder, *arguments)) == first == ids(ninfer(tiny, *arguments))
+    assert artifact.stat().st_mtime_ns == made
+
+
+def test_ctrl_c_ends_the_answer_with_its_report(tiny):
+    command = [sys.executable, "-m", "ninfer.cli.main", str(tiny), "--prompt", "Hi", "--raw-output"]
+    command += ["--max-new", "100000", "--max-context", "512", "--seed", "3", "--stop-token-id", "1023"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    # A fast machine may reach the end of the context first; both ends are clean.
+    assert process.returncode == 0
+    assert any(word in err.decode() for word in ("cancelled", "context-capacity", "stop-token"))
+
+
+def test_importing_the_package_is_light():
+    code = "import sys, ninfer; assert not {'torch', 'numba', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_closed_pipe_is_no_error_of_ours(tiny: Path):
+    command = (
+        f"'{sys.executable}' -m ninfer.cli.main '{tiny}' --prompt Hi --raw-output --max-new 300 | head -c 1"
+    )
+    result = subprocess.run(["sh", "-c", command], capture_output=True)
+    assert b"Traceback" not in result.stderr
