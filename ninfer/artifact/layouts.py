@@ -85,12 +85,18 @@ def unpack_rows(format: str, shape: Sequence[int], data: Bytes, r0: int, r1: int
     nvfp4 and 128x128 tiles: multiples of 128. `ggml_k`: rows of one block type.
     """
     found, buffer = formats.get(format), _tensor(data)
+    if found.name != "ggml_k":
+        expected = encoded_bytes(format, default_layout(format), shape)
+        if buffer.numel() != expected:
+            raise FormatError(
+                f"{format} {list(shape)} takes {expected} bytes, but {buffer.numel()} are given"
+            )
+    if not 0 <= r0 < r1 <= (shape[0] if shape else 1):
+        raise FormatError(f"rows [{r0}, {r1}) are outside {format} {list(shape)}")
     if found.kind == "direct":
         words = buffer.view(direct_codec.dtype(found)).reshape(tuple(shape))
         return Planes(words[r0:r1] if shape else words)
     rows, columns = matrix_shape(format, shape)
-    if not 0 <= r0 < r1 <= rows:
-        raise FormatError(f"rows [{r0}, {r1}) are outside {format} {list(shape)}")
     if found.kind == "grouped":
         return _unpack_grouped(found, rows, columns, buffer, r0, r1)
     if found.kind == "block_float":

@@ -54,9 +54,7 @@ def encoded_bytes(format: str, layout: str, shape: Sequence[int], *, q6_rows: in
     if found.name != "ggml_k":
         return rows * (columns // found.group) * found.block_bytes[0]
     if q6_rows is None or not 0 <= q6_rows <= rows:
-        raise FormatError(
-            f"the size of ggml_k [{rows}, {columns}] needs its number of Q6_K rows, got {q6_rows}"
-        )
+        raise FormatError(f"the size of ggml_k [{rows}, {columns}] needs `q6_rows`, got {q6_rows}")
     q4, q6 = k_row_bytes(columns)
     return k_table_bytes(rows) + rows * q4 + q6_rows * (q6 - q4)
 

@@ -53,6 +53,6 @@ def _check_k(tensor: TensorObject, data: np.ndarray, owner: str) -> None:
     if bool((table >> np.uint64(1) != ends - sizes).any()):
         row = int(np.flatnonzero(table >> np.uint64(1) != ends - sizes)[0])
         raise ArtifactError(
-            f"{owner} has a row table that is not canonical: row {row} is not where row {row - 1} ends"
+            f"{owner} has a row table that is not canonical: row {row} does not follow on the rows before"
         )
     _check_size(tensor, k_table_bytes(rows) + int(ends[-1]), owner)
