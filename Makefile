@@ -32,8 +32,8 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.dev $(MODEL)
-	$(BIN)/python bench/smollm2.py --artifact $(MODEL) --gguf $(GGUF)
-	$(BIN)/python bench/startup.py --artifact $(MODEL)
+	$(BIN)/python -m bench.smollm2 --artifact $(MODEL) --gguf $(GGUF)
+	$(BIN)/python -m bench.startup --artifact $(MODEL)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -1,12 +1,12 @@
 """Decode and prefill of SmolLM2 on the CPU against transformers bf16, interleaved in one run.
 
-    python bench/smollm2.py --artifact models/smollm2-135m-instruct.ninfer \
+    python -m bench.smollm2 --artifact models/smollm2-135m-instruct.ninfer \
         --gguf models/SmolLM2-135M-Instruct.Q4_1.gguf [--rounds 5] [--llama-cpp PYTHON]
 
 Ours is the whole unit of work: feeding, all layers, head, greedy choice. The peer is the same model with the
-GGUF's weights dequantized to bf16, called with its KV cache and an argmax. Every round measures each once, one
-after the other, at the same depth; printed are the medians and their ratios. `--llama-cpp` names a Python
-interpreter that has the package `llama_cpp`; its figures come from the same rounds, in a process of its own.
+GGUF's weights dequantized to bf16, called with its KV cache and an argmax. Every round measures each once,
+one after the other, at the same depth; printed are the medians and their ratios. `--llama-cpp` names a Python
+interpreter that has the package `llama_cpp`: its figures come from the same rounds, in its own process.
 """
 
 import argparse
@@ -74,11 +74,11 @@ def ours(artifact: Path) -> Callable[[], tuple[float, float]]:
 def transformers_bf16(gguf: Path) -> Callable[[], tuple[float, float]]:
     """The same for transformers in bf16, with its default attention."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        str(gguf.parent), gguf_file=gguf.name, dtype=torch.bfloat16
-    ).eval()
+    from tests.models.smollm2 import reference
+
+    model: Any = reference(gguf).to(torch.bfloat16).eval()
+    model.set_attn_implementation("sdpa")
     ids = torch.tensor([prompt_ids()])
 
     @torch.inference_mode()

@@ -1,6 +1,6 @@
 """How long until the first token: `ninfer` from a cold process, against `import torch` alone, in one run.
 
-    python bench/startup.py --artifact models/smollm2-135m-instruct.ninfer [--rounds 5]
+    python -m bench.startup --artifact models/smollm2-135m-instruct.ninfer [--rounds 5]
 
 Each round runs, one after the other, `python -c "import torch"`, `python -c "import ninfer"` and a one-token
 answer; the time of the answer is taken at the first byte on stdout. Caches are warm: one unmeasured answer
