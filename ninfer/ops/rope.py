@@ -44,6 +44,13 @@ class Rope:
         )
 
     @functools.cached_property
+    def quarter_turns(self) -> torch.Tensor:
+        """float64: quarter turns per position of each pair, padded with zeros to whole sixteens."""
+        padded = torch.zeros(-(-self.rotary_dim // 32) * 16, dtype=torch.float64)
+        padded[: self.rotary_dim // 2] = self.inverse_frequencies * (2.0 / math.pi)
+        return padded
+
+    @functools.cached_property
     def inverse_frequencies(self) -> torch.Tensor:
         """float64 `[rotary_dim / 2]`: radians per position of each pair."""
         pairs = torch.arange(self.rotary_dim // 2, dtype=torch.float64)

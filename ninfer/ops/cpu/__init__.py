@@ -1,20 +1,14 @@
-"""Operators on the CPU."""
+"""Operators on the CPU: Numba kernels on PyTorch's thread pool, PyTorch where its own are as good."""
 
-from ninfer.ops.cpu.plain import (
-    causal_conv,
-    embedding,
-    gated_delta_net,
-    gated_rms_norm,
-    gdn_gating,
-    linear,
-    linear_swiglu,
-    logits,
-    paged_attention,
-    qk_prepare,
-    rms_norm,
-    sample,
-    sigmoid_mul,
-)
+from ninfer.ops.cpu.attend import paged_attention
+from ninfer.ops.cpu.choose import sample
+from ninfer.ops.cpu.convolve import causal_conv
+from ninfer.ops.cpu.delta import gated_delta_net
+from ninfer.ops.cpu.gates import gdn_gating, sigmoid_mul
+from ninfer.ops.cpu.heads import qk_prepare
+from ninfer.ops.cpu.kernel import machine_threads
+from ninfer.ops.cpu.normalize import gated_rms_norm, rms_norm
+from ninfer.ops.cpu.products import embedding, linear, linear_swiglu, logits
 
 __all__ = [
     "causal_conv",
@@ -25,6 +19,7 @@ __all__ = [
     "linear",
     "linear_swiglu",
     "logits",
+    "machine_threads",
     "paged_attention",
     "qk_prepare",
     "rms_norm",

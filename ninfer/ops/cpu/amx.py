@@ -1,0 +1,153 @@
+"""The eight tile registers of AMX as operations inside kernels, and whether this process may use them."""
+
+from __future__ import annotations
+
+import functools
+import platform
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+
+from ninfer.ops.cpu.simd import F32, LANES, call, operation, pointer
+
+_I8, _I32, _I64, _FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_VOID = ir.VoidType()
+
+
+class _BFloat(ir.Type):
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+@functools.cache
+def available() -> bool:
+    """Does the processor have bf16 tiles, does LLVM know, and does the kernel grant their state to this process?"""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    from numba.core.registry import cpu_target
+
+    features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+    if not {"+amx-tile", "+amx-bf16", "+avx512bf16"} <= set(features):
+        return False
+    init = getattr(torch.cpu, "_init_amx", None)
+    return bool(init is not None and init())
+
+
+CONFIGURATION = np.zeros(64, dtype=np.uint8)
+"""All eight tiles 16 rows of 64 bytes (palette 1)."""
+CONFIGURATION[0] = 1
+CONFIGURATION[16:32:2] = 64
+CONFIGURATION[48:56] = 16
+
+
+@operation(types.void, types.int64)
+def configure(builder, address):
+    """Load the tile configuration of this thread."""
+    call(builder, "llvm.x86.ldtilecfg", _VOID, pointer(builder, address, _I8))
+
+
+@operation(types.void)
+def release(builder):
+    call(builder, "llvm.x86.tilerelease", _VOID)
+
+
+@operation(types.void)
+def clear_sums(builder):
+    """Tiles 0..3 become zero."""
+    for tile in range(4):
+        call(builder, "llvm.x86.tilezero", _VOID, _I8(tile))
+
+
+def _load(builder, tile, address):
+    call(builder, "llvm.x86.tileloadd64", _VOID, _I8(tile), pointer(builder, address, _I8), _I64(64))
+
+
+def _dot(builder, target, left, right):
+    call(builder, "llvm.x86.tdpbf16ps", _VOID, _I8(target), _I8(left), _I8(right))
+
+
+@operation(types.void, types.int64, types.int64, types.int64, types.int64)
+def multiply_two(builder, a, b, x, y):
+    """Add the products of two row tiles and two column tiles to the four sums: 0 = a x, 1 = a y, 2 = b x, 3 = b y."""
+    for tile, address in zip((4, 5, 6, 7), (a, b, x, y), strict=True):
+        _load(builder, tile, address)
+    for target, left, right in ((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7)):
+        _dot(builder, target, left, right)
+
+
+@operation(types.void, types.int64, types.int64, types.int64)
+def multiply_one(builder, a, b, x):
+    """The same for a single column tile: 0 = a x, 2 = b x."""
+    for tile, address in zip((4, 5, 6), (a, b, x), strict=True):
+        _load(builder, tile, address)
+    _dot(builder, 0, 4, 6)
+    _dot(builder, 2, 5, 6)
+
+
+@operation(types.void, types.int64)
+def store_sums(builder, address):
+    """The four sums, 1024 bytes each."""
+    for tile in range(4):
+        place = pointer(builder, builder.add(address, _I64(1024 * tile)), _I8)
+        call(builder, "llvm.x86.tilestored64", _VOID, _I8(tile), place, _I64(64))
+
+
+@operation(types.void, types.int64, F32, F32)
+def store_bf16_unit(builder, address, a, b):
+    """Two vectors as 32 neighbouring bf16 words (nearest, ties to even; subnormal words become zero)."""
+    kind = ir.VectorType(_BFloat(), LANES)
+    for offset, value in ((0, a), (32, b)):
+        words = builder.fptrunc(value, kind)
+        place = pointer(builder, builder.add(address, _I64(offset)), kind)
+        builder.store(words, place, align=1)
+
+
+def _transposed(builder, rows, element):
+    """16 vectors of 16 lanes, rows and columns exchanged."""
+    kind = ir.VectorType(_I32, LANES)
+    width = 1
+    while width < LANES:
+        low = [i if not i & width else 16 + i - width for i in range(LANES)]
+        high = [i + width if not i & width else 16 + i for i in range(LANES)]
+        result = list(rows)
+        for i in range(LANES):
+            if not i & width:
+                a, b = rows[i], rows[i + width]
+                result[i] = builder.shuffle_vector(a, b, ir.Constant(kind, low))
+                result[i + width] = builder.shuffle_vector(a, b, ir.Constant(kind, high))
+        rows = result
+        width *= 2
+    return rows
+
+
+def _rows_at(builder, address, kind):
+    return [
+        builder.load(pointer(builder, builder.add(address, _I64(64 * i)), kind), align=1)
+        for i in range(LANES)
+    ]
+
+
+def _put_rows(builder, address, rows):
+    for i, row in enumerate(rows):
+        place = pointer(builder, builder.add(address, _I64(64 * i)), row.type)
+        builder.store(row, place, align=1)
+
+
+@operation(types.void, types.int64)
+def transpose(builder, address):
+    """Exchange rows and columns of 16 x 16 float32 in place."""
+    kind = ir.VectorType(_FLOAT, LANES)
+    _put_rows(builder, address, _transposed(builder, _rows_at(builder, address, kind), _FLOAT))
+
+
+@operation(types.void, types.int64, types.int64, types.int64)
+def pack_columns(builder, source, stride, target):
+    """16 columns' unit of 32 bf16 each, `stride` bytes apart, as a tile: row i holds the i-th pair of every column."""
+    kind = ir.VectorType(_I32, LANES)
+    rows = [
+        builder.load(pointer(builder, builder.add(source, builder.mul(stride, _I64(i))), kind), align=1)
+        for i in range(LANES)
+    ]
+    _put_rows(builder, target, _transposed(builder, rows, _I32))

@@ -1,0 +1,329 @@
+"""Softmax attention over pages.
+
+Few columns: one kernel. Keys are taken in runs of 256; a run yields, for the query heads of one key head, the maximum,
+the sum and the weighted values (float32), and whoever finishes a column's last run merges them in ascending order. So
+a column's result depends on its own keys only. Roofline: the bytes of K and V; a run of 256 keys of width 64 takes
+about 2.5 us for three query heads.
+
+Many columns: the pages are gathered and PyTorch's fused attention does the rest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ninfer.errors import OptionError
+from ninfer.ops.cpu.access import kind_of, load_some, size_of, store_some
+from ninfer.ops.cpu.kernel import (
+    Kernel,
+    argument,
+    bits,
+    device,
+    long_launcher,
+    next_shared,
+    threads,
+)
+from ninfer.ops.cpu.simd import (
+    add,
+    div,
+    exp,
+    fetch_add,
+    fma,
+    get_f32,
+    get_f64,
+    get_i32,
+    largest,
+    load_f32,
+    maximum,
+    mul,
+    put_f32,
+    splat,
+    stack,
+    store_f32,
+    sub,
+    total,
+    totals,
+    zeros,
+)
+
+PAGE = 64
+RUN = 256
+SMALL_COLUMNS = 16
+_LOWEST = np.float32(-3.0e38)
+
+_launch = long_launcher()
+
+
+@device
+def _scores(queries, heads, padded, keys, kind, row_bytes, width, count, scratch, wide, sums, scores):
+    """`scores[head, 0..count)` of up to 16 neighbouring keys of one page; `wide` takes them as float32."""
+    size = size_of(kind)
+    for key in range(count):
+        for start in range(0, width, 16):
+            value = load_some(keys + row_bytes * key + size * start, kind, min(16, width - start), scratch)
+            store_f32(wide + 4 * (padded * key + start), value)
+    for head in range(heads):
+        q = queries + 4 * padded * head
+        for key in range(count):
+            a, b = zeros(), zeros()
+            k = wide + 4 * padded * key
+            for start in range(0, padded & -32, 32):
+                a = fma(load_f32(q + 4 * start), load_f32(k + 4 * start), a)
+                b = fma(load_f32(q + 4 * start + 64), load_f32(k + 4 * start + 64), b)
+            if padded & 16:
+                last = 4 * (padded - 16)
+                a = fma(load_f32(q + last), load_f32(k + last), a)
+            store_f32(sums + 64 * key, add(a, b))
+        store_f32(scores + 4 * RUN * head, totals(sums))
+
+
+@device
+def _softmax(scores, count):
+    """Turn a run's scores into weights relative to their maximum; returns (maximum, sum)."""
+    for at in range(count, (count + 15) & -16):
+        put_f32(scores + 4 * at, _LOWEST)
+    top = splat(_LOWEST)
+    for at in range(0, count, 16):
+        top = maximum(top, load_f32(scores + 4 * at))
+    m = largest(top)
+    sums = zeros()
+    for at in range(0, count, 16):
+        weight = exp(sub(load_f32(scores + 4 * at), splat(m)))
+        if at + 16 > count:
+            store_f32(scores + 4 * at, weight)
+            for lane in range(count, at + 16):
+                put_f32(scores + 4 * lane, 0.0)
+            weight = load_f32(scores + 4 * at)
+        store_f32(scores + 4 * at, weight)
+        sums = add(sums, weight)
+    return m, total(sums)
+
+
+@device
+def _values(
+    weights,
+    heads,
+    pages,
+    table,
+    page_bytes,
+    row_bytes,
+    head_bytes,
+    begin,
+    count,
+    kind,
+    width,
+    scratch,
+    out,
+    padded,
+):
+    """`out[head] = sum of weight * value` over a run's keys, four heads at a time."""
+    size = size_of(kind)
+    for first in range(0, heads, 4):
+        w0 = weights + 4 * RUN * first
+        w1 = w0 + 4 * RUN * min(1, heads - first - 1)
+        w2 = w0 + 4 * RUN * min(2, heads - first - 1)
+        w3 = w0 + 4 * RUN * min(3, heads - first - 1)
+        for start in range(0, width, 16):
+            a0, a1, a2, a3 = zeros(), zeros(), zeros(), zeros()
+            lanes = min(16, width - start)
+            for block in range(0, count, 64):
+                page = get_i32(table + 4 * ((begin + block) >> 6))
+                place = pages + page_bytes * page + head_bytes + size * start
+                for key in range(min(64, count - block)):
+                    v = load_some(place + row_bytes * key, kind, lanes, scratch)
+                    at = 4 * (block + key)
+                    a0 = fma(splat(get_f32(w0 + at)), v, a0)
+                    a1 = fma(splat(get_f32(w1 + at)), v, a1)
+                    a2 = fma(splat(get_f32(w2 + at)), v, a2)
+                    a3 = fma(splat(get_f32(w3 + at)), v, a3)
+            o = out + 4 * (padded * first + start)
+            store_f32(o, a0)
+            if first + 1 < heads:
+                store_f32(o + 4 * padded, a1)
+            if first + 2 < heads:
+                store_f32(o + 8 * padded, a2)
+            if first + 3 < heads:
+                store_f32(o + 12 * padded, a3)
+
+
+def attention_kernel(data):
+    """An item is a run of keys of one column and one key head.
+
+    Arguments: 0 q, 1 its row stride in elements, 2 k pages, 3 v pages, 4 page table, 5 its row stride, 6 cache
+    positions, 7 columns, 8 columns a request, 9 query heads, 10 key heads, 11 width, 12 kind, 13 out, 14 scale, 15
+    partial results, 16 counters (zero), 17 most runs of a column. A partial result is `padded + 16` float32: the
+    weighted values, then maximum and sum; they stand at `(column * query heads + head) * most runs + run`.
+    """
+    q, q_stride, k_pages, v_pages = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
+    table, table_stride, positions = argument(data, 4), argument(data, 5), argument(data, 6)
+    columns, per_request, q_heads, k_heads = (
+        argument(data, 7),
+        argument(data, 8),
+        argument(data, 9),
+        argument(data, 10),
+    )
+    width, kind, out, scale = argument(data, 11), argument(data, 12), argument(data, 13), get_f64(data + 112)
+    partial, counters, most = argument(data, 15), argument(data, 16), argument(data, 17)
+    size = size_of(kind)
+    group = q_heads // k_heads
+    padded = (width + 15) & -16
+    row_bytes = size * width * k_heads
+    page_bytes = 64 * row_bytes
+    scratch, sums = stack(64), stack(1024)
+    queries, wide = stack(4 * padded * group), stack(64 * padded)
+    scores, weighted = stack(4 * RUN * group), stack(4 * padded * group)
+    while True:
+        item = next_shared(data, 1)
+        # Which column, key head and run is that? Columns have as many runs as their positions need.
+        t = 0
+        runs = 1
+        while t < columns:
+            runs = (get_i32(positions + 4 * t) + RUN) // RUN
+            if item < runs * k_heads:
+                break
+            item -= runs * k_heads
+            t += 1
+        if t >= columns:
+            break
+        run, k_head = item // k_heads, item % k_heads
+        begin = RUN * run
+        count = min(RUN, get_i32(positions + 4 * t) + 1 - begin)
+        pages = table + 4 * table_stride * (t // per_request)
+        head_bytes = size * width * k_head
+        for head in range(group):
+            source = q + size * (t * q_stride + (k_head * group + head) * width)
+            for start in range(0, width, 16):
+                value = load_some(source + size * start, kind, min(16, width - start), scratch)
+                store_f32(queries + 4 * (padded * head + start), mul(value, splat(scale)))
+        for key in range(0, count, 16):
+            page = get_i32(pages + 4 * ((begin + key) >> 6))
+            place = k_pages + page_bytes * page + row_bytes * ((begin + key) & 63) + head_bytes
+            some = min(16, count - key)
+            _scores(
+                queries,
+                group,
+                padded,
+                place,
+                kind,
+                row_bytes,
+                width,
+                some,
+                scratch,
+                wide,
+                sums,
+                scores + 4 * key,
+            )
+        if runs == 1:
+            for head in range(group):
+                _, mass = _softmax(scores + 4 * RUN * head, count)
+                put_f32(sums + 4 * head, mass)
+            _values(
+                scores, group, v_pages, pages, page_bytes, row_bytes, head_bytes, begin, count, kind, width, scratch,
+                weighted, padded,
+            )  # fmt: skip
+            for head in range(group):
+                inverse = splat(get_f32(sums + 4 * head))
+                target = out + size * width * (t * q_heads + k_head * group + head)
+                for start in range(0, width, 16):
+                    value = div(load_f32(weighted + 4 * (padded * head + start)), inverse)
+                    store_some(target + size * start, kind, value, min(16, width - start), scratch)
+            continue
+        record = 4 * (padded + 16)
+        mine = partial + record * ((t * q_heads + k_head * group) * most + run)
+        for head in range(group):
+            top, mass = _softmax(scores + 4 * RUN * head, count)
+            put_f32(mine + record * most * head + 4 * padded, top)
+            put_f32(mine + record * most * head + 4 * padded + 4, mass)
+        _values(
+            scores, group, v_pages, pages, page_bytes, row_bytes, head_bytes, begin, count, kind, width, scratch,
+            weighted, padded,
+        )  # fmt: skip
+        for head in range(group):
+            for start in range(0, width, 16):
+                value = load_f32(weighted + 4 * (padded * head + start))
+                store_f32(mine + record * most * head + 4 * start, value)
+        if fetch_add(counters + 8 * (t * k_heads + k_head), 1) != runs - 1:
+            continue
+        for head in range(group):
+            first = partial + record * (t * q_heads + k_head * group + head) * most
+            top = get_f32(first + 4 * padded)
+            for other in range(1, runs):
+                top = max(top, get_f32(first + record * other + 4 * padded))
+            mass = zeros()
+            for other in range(runs):
+                place = first + record * other
+                factor = exp(splat(get_f32(place + 4 * padded) - top))
+                mass = fma(factor, splat(get_f32(place + 4 * padded + 4)), mass)
+            target = out + size * width * (t * q_heads + k_head * group + head)
+            for start in range(0, width, 16):
+                value = zeros()
+                for other in range(runs):
+                    place = first + record * other
+                    factor = exp(splat(get_f32(place + 4 * padded) - top))
+                    value = fma(factor, load_f32(place + 4 * start), value)
+                store_some(target + size * start, kind, div(value, mass), min(16, width - start), scratch)
+
+
+_attention = Kernel(attention_kernel)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    page_table: torch.Tensor,
+    cache_positions: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    columns, q_heads, width = q.shape
+    requests = page_table.shape[0]
+    k_heads = k_pages.shape[2]
+    if columns % requests or q_heads % k_heads or k_pages.shape[3] != width or k_pages.dtype != q.dtype:
+        raise OptionError(
+            f"queries {tuple(q.shape)} {q.dtype} of {requests} requests do not fit pages {tuple(k_pages.shape)} "
+            f"{k_pages.dtype}"
+        )
+    if columns // requests > SMALL_COLUMNS:
+        return _many_columns(q, k_pages, v_pages, page_table, cache_positions, scale)
+    if q.stride(2) != 1 or q.stride(1) != width:
+        q = q.contiguous()
+    kind = kind_of(q)
+    out = torch.empty((columns, q_heads, width), dtype=q.dtype)
+    most = -(-page_table.shape[1] * PAGE // RUN)
+    partial = counters = None
+    if most > 1:
+        record = (width + 15) // 16 * 16 + 16
+        partial = torch.empty(columns * q_heads * most * record, dtype=torch.float32)
+        counters = torch.zeros(columns * k_heads, dtype=torch.int64)
+    _launch(
+        _attention.address, threads(), q.data_ptr(), q.stride(0), k_pages.data_ptr(), v_pages.data_ptr(),
+        page_table.data_ptr(), page_table.stride(0), cache_positions.data_ptr(), columns, columns // requests,
+        q_heads, k_heads, width, kind, out.data_ptr(), bits(scale),
+        0 if partial is None else partial.data_ptr(), 0 if counters is None else counters.data_ptr(), most,
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+    )  # fmt: skip
+    return out
+
+
+def _many_columns(q, k_pages, v_pages, page_table, cache_positions, scale) -> torch.Tensor:
+    requests = page_table.shape[0]
+    columns = q.shape[0] // requests
+    out = torch.empty(q.shape, dtype=q.dtype)
+    for b in range(requests):
+        rows = slice(b * columns, (b + 1) * columns)
+        start = int(cache_positions[b * columns])
+        visible = start + columns
+        pages = page_table[b, : -(-visible // PAGE)].long()
+        keys = k_pages[pages].flatten(0, 1)[:visible].transpose(0, 1)[None]
+        values = v_pages[pages].flatten(0, 1)[:visible].transpose(0, 1)[None]
+        queries = q[rows].transpose(0, 1)[None]
+        mask = None
+        if start:
+            mask = torch.ones(columns, visible, dtype=torch.bool).tril_(start)
+        result = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        )
+        out[rows] = result[0].transpose(0, 1)
+    return out

@@ -1,0 +1,100 @@
+"""Elementwise control: the attention gate, and decay and strength of the delta rule."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ninfer.errors import OptionError
+from ninfer.ops.cpu.access import FLOAT32, kind_of, load_some, size_of, store_some
+from ninfer.ops.cpu.kernel import Kernel, argument, launcher, next_shared, threads
+from ninfer.ops.cpu.plan import plan_of
+from ninfer.ops.cpu.products import product
+from ninfer.ops.cpu.simd import get_f32, mul, put_f32, sigmoid, stack
+from ninfer.ops.weights import Matrix
+
+_BLOCK = 1024
+_PARALLEL = 1 << 13  # elements
+
+_launch = launcher()
+
+
+def sigmoid_mul_kernel(data):
+    """Arguments: 0 a, 1 gate, 2 out, 3 rows, 4 width, 5 kind, 6 row stride of gate in elements."""
+    a, gate, out, rows = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
+    width, kind, stride = argument(data, 4), argument(data, 5), argument(data, 6)
+    size = size_of(kind)
+    scratch = stack(64)
+    blocks = (width + _BLOCK - 1) // _BLOCK
+    while True:
+        item = next_shared(data, 1)
+        if item >= rows * blocks:
+            break
+        row, begin = item // blocks, item % blocks * _BLOCK
+        for start in range(begin, min(width, begin + _BLOCK), 16):
+            count = min(16, width - start)
+            at = size * (row * width + start)
+            g = load_some(gate + size * (row * stride + start), kind, count, scratch)
+            value = mul(load_some(a + at, kind, count, scratch), sigmoid(g))
+            store_some(out + at, kind, value, count, scratch)
+
+
+def gating_kernel(data):
+    """Arguments: 0 x A^T, 1 x B^T (both float32, replaced by g and beta), 2 a_log, 3 dt_bias, 4 columns, 5 heads."""
+    a, b, a_log, dt_bias = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
+    columns, heads = argument(data, 4), argument(data, 5)
+    while True:
+        t = next_shared(data, 1)
+        if t >= columns:
+            break
+        for head in range(heads):
+            at = 4 * (t * heads + head)
+            # In double precision: softplus(s) = max(s, 0) + log1p(e^-|s|).
+            s = get_f32(a + at) * 1.0 + get_f32(dt_bias + 4 * head)
+            softplus = max(s, 0.0) + math.log1p(math.exp(-abs(s)))
+            put_f32(a + at, -math.exp(get_f32(a_log + 4 * head) * 1.0) * softplus)
+            put_f32(b + at, 1.0 / (1.0 + math.exp(-1.0 * get_f32(b + at))))
+
+
+_sigmoid_mul = Kernel(sigmoid_mul_kernel)
+_gating = Kernel(gating_kernel)
+
+
+def sigmoid_mul(a: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    if gate.numel() != a.numel() or gate.dtype != a.dtype:
+        raise OptionError(f"a gate {tuple(gate.shape)} {gate.dtype} does not fit {tuple(a.shape)} {a.dtype}")
+    a = a.contiguous()
+    rows = a.shape[0]
+    width = a.numel() // rows
+    stride = gate.stride(0)
+    if not gate[0].is_contiguous():
+        gate, stride = gate.contiguous(), width
+    out = torch.empty_like(a)
+    team = threads() if rows * width > _PARALLEL else 1
+    _launch(
+        _sigmoid_mul.address, team, 0, a.data_ptr(), gate.data_ptr(), out.data_ptr(), rows, width, kind_of(a),
+        stride, 0, 0, 0, 0, 0,
+    )  # fmt: skip
+    return out
+
+
+def gdn_gating(
+    x: torch.Tensor, a: Matrix, b: Matrix, a_log: torch.Tensor, dt_bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    heads = a.rows
+    if b.rows != heads or a_log.numel() != heads or dt_bias.numel() != heads:
+        raise OptionError(
+            f"gating of {heads} heads got {b.rows} rows of b, {a_log.numel()} decays, {dt_bias.numel()} biases"
+        )
+    if a_log.dtype != torch.float32 or dt_bias.dtype != torch.float32:
+        raise OptionError(f"a_log and dt_bias must be float32, got {a_log.dtype} and {dt_bias.dtype}")
+    g, beta = (torch.empty((x.shape[0], heads), dtype=torch.float32) for _ in range(2))
+    product(x, plan_of(a), g, FLOAT32, None, heads, exact=True)
+    product(x, plan_of(b), beta, FLOAT32, None, heads, exact=True)
+    team = threads() if g.numel() > 256 else 1
+    _launch(
+        _gating.address, team, 0, g.data_ptr(), beta.data_ptr(), a_log.data_ptr(), dt_bias.data_ptr(), x.shape[0],
+        heads, 0, 0, 0, 0, 0, 0,
+    )  # fmt: skip
+    return g, beta

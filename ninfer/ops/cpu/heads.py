@@ -1,0 +1,235 @@
+"""Query and key heads: norm, rotation, and appending keys and values to the pages, in one pass.
+
+Roofline: every element is read and written once; at T = 1 the call and the angles count. Angles are formed and
+reduced in float64 and their sines evaluated in float32, once for each column.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+
+from ninfer.errors import OptionError
+from ninfer.ops.cpu.access import kind_of, load_some, size_of, store_some
+from ninfer.ops.cpu.kernel import (
+    Kernel,
+    argument,
+    bits,
+    device,
+    long_launcher,
+    next_shared,
+    threads,
+)
+from ninfer.ops.cpu.normalize import inverse_rms
+from ninfer.ops.cpu.simd import (
+    add,
+    angle_quadrant,
+    angle_rest,
+    as_bf16,
+    choose,
+    copy_bytes,
+    fma,
+    get_f64,
+    get_i32,
+    load_f32,
+    mul,
+    put_f64,
+    splat,
+    stack,
+    store_f32,
+    sub,
+    zeros,
+)
+from ninfer.ops.rope import Rope
+
+_PARALLEL = 1 << 13  # elements
+
+_launch = long_launcher()
+
+
+def _float(value: float) -> np.float32:
+    return np.float32(value)
+
+
+_ONE = _float(1.0)
+_S3, _S5, _S7 = _float(-1.6666654611e-1), _float(8.3321608736e-3), _float(-1.9515295891e-4)
+_C2, _C4, _C6, _C8 = _float(-0.5), _float(4.166664568e-2), _float(-1.388731625e-3), _float(2.443315711e-5)
+
+
+@device
+def _angles(position, axis_stride, axes, frequencies, pairs, turns, cosines, sines):
+    """cos and sin of `pairs` angles of one column; frequencies (in quarter turns per position) are padded to 16."""
+    for i in range(pairs):
+        p = get_i32(position + 4 * axis_stride * get_i32(axes + 4 * i))
+        put_f64(turns + 8 * i, p * 1.0)
+    for i in range(0, pairs, 16):
+        quadrant = angle_quadrant(turns + 8 * i, frequencies + 8 * i)
+        r = angle_rest(turns + 8 * i, frequencies + 8 * i)
+        z = mul(r, r)
+        s = fma(fma(splat(_S7), z, splat(_S5)), z, splat(_S3))
+        s = fma(mul(s, z), r, r)
+        c = fma(fma(fma(splat(_C8), z, splat(_C6)), z, splat(_C4)), z, splat(_C2))
+        c = fma(c, z, splat(_ONE))
+        # A quarter turn more: sin becomes cos, cos becomes -sin.
+        store_f32(sines + 4 * i, choose(quadrant, s, c, sub(zeros(), s), sub(zeros(), c)))
+        store_f32(cosines + 4 * i, choose(quadrant, c, sub(zeros(), s), sub(zeros(), c), s))
+
+
+@device
+def _prepare(x, out, kind, width, pairs, norm, norm_kind, eps, cosines, sines, buffer, turned, scratch):
+    """One head: `x` to `out`. `buffer` and `turned` hold `width` float32 and 64 bytes more."""
+    size = size_of(kind)
+    inverse = splat(_ONE)
+    if norm:
+        inverse = splat(inverse_rms(x, kind, width, eps, scratch))
+    for start in range(0, width, 16):
+        count = min(16, width - start)
+        value = load_some(x + size * start, kind, count, scratch)
+        if norm:
+            w = load_some(norm + size_of(norm_kind) * start, norm_kind, count, scratch)
+            value = mul(mul(value, inverse), add(w, splat(_ONE)))
+            if kind == 1:
+                value = as_bf16(value)
+        store_f32(buffer + 4 * start, value)
+    for i in range(0, pairs, 16):
+        a, b = load_f32(buffer + 4 * i), load_f32(buffer + 4 * (pairs + i))
+        c, s = load_f32(cosines + 4 * i), load_f32(sines + 4 * i)
+        store_some(turned + 4 * i, 0, sub(mul(a, c), mul(b, s)), min(16, pairs - i), scratch)
+        store_some(turned + 4 * (pairs + i), 0, add(mul(b, c), mul(a, s)), min(16, pairs - i), scratch)
+    for start in range(2 * pairs, width, 16):
+        store_some(turned + 4 * start, 0, load_f32(buffer + 4 * start), min(16, width - start), scratch)
+    for start in range(0, width, 16):
+        store_some(out + size * start, kind, load_f32(turned + 4 * start), min(16, width - start), scratch)
+
+
+def heads_kernel(data):
+    """An item is one column.
+
+    Arguments: 0 q, 1 k, 2 v, 3 out, 4..6 row strides of q, k, v, 7 positions, 8 stride between their axes, 9 cache
+    positions, 10 T, 11 page table, 12 its row stride, 13 columns a request, 14 k pages, 15 v pages, 16 kind, 17 query
+    heads, 18 key heads, 19 head width, 20 rotated pairs, 21 axes, 22 frequencies, 23 query norm or 0, 24 its kind, 25
+    key norm or 0, 26 its kind, 27 eps. Strides count elements.
+    """
+    q, k, v, out = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
+    q_stride, k_stride, v_stride = argument(data, 4), argument(data, 5), argument(data, 6)
+    position, axis_stride, cache_position = argument(data, 7), argument(data, 8), argument(data, 9)
+    columns, table, table_stride = argument(data, 10), argument(data, 11), argument(data, 12)
+    per_request, k_pages, v_pages = argument(data, 13), argument(data, 14), argument(data, 15)
+    kind, q_heads, k_heads = argument(data, 16), argument(data, 17), argument(data, 18)
+    width, pairs, axes, frequencies = (
+        argument(data, 19),
+        argument(data, 20),
+        argument(data, 21),
+        argument(data, 22),
+    )
+    q_norm, q_norm_kind = argument(data, 23), argument(data, 24)
+    k_norm, k_norm_kind = argument(data, 25), argument(data, 26)
+    eps = get_f64(data + 8 * 27)
+    size = size_of(kind)
+    scratch, turns = stack(64), stack(8 * pairs + 128)
+    cosines, sines = stack(4 * pairs + 64), stack(4 * pairs + 64)
+    buffer, turned = stack(4 * width + 128), stack(4 * width + 128)
+    while True:
+        t = next_shared(data, 1)
+        if t >= columns:
+            break
+        _angles(position + 4 * t, axis_stride, axes, frequencies, pairs, turns, cosines, sines)
+        place = get_i32(cache_position + 4 * t)
+        page = get_i32(table + 4 * (table_stride * (t // per_request) + (place >> 6)))
+        row = (64 * page + (place & 63)) * k_heads * width * size
+        for head in range(q_heads):
+            source = q + size * (t * q_stride + head * width)
+            target = out + size * width * (t * q_heads + head)
+            _prepare(
+                source,
+                target,
+                kind,
+                width,
+                pairs,
+                q_norm,
+                q_norm_kind,
+                eps,
+                cosines,
+                sines,
+                buffer,
+                turned,
+                scratch,
+            )
+        for head in range(k_heads):
+            source = k + size * (t * k_stride + head * width)
+            target = k_pages + row + size * width * head
+            _prepare(
+                source,
+                target,
+                kind,
+                width,
+                pairs,
+                k_norm,
+                k_norm_kind,
+                eps,
+                cosines,
+                sines,
+                buffer,
+                turned,
+                scratch,
+            )
+        copy_bytes(v_pages + row, v + size * t * v_stride, size * width * k_heads)
+
+
+_heads = Kernel(heads_kernel)
+
+
+def qk_prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    rope: Rope,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    page_table: torch.Tensor,
+    cache_positions: torch.Tensor,
+) -> torch.Tensor:
+    columns, q_heads, width = q.shape
+    k_heads = k.shape[1]
+    _check(q, k, v, rope, k_pages, v_pages, positions, page_table, cache_positions)
+    q, k, v = _rows(q, width), _rows(k, width), _rows(v, width)
+    kind = kind_of(q)
+    out = torch.empty((columns, q_heads, width), dtype=q.dtype)
+    team = threads() if columns * (q_heads + k_heads) * width > _PARALLEL else 1
+    _launch(
+        _heads.address, team, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), q.stride(0), k.stride(0),
+        v.stride(0), positions.data_ptr(), positions.stride(0) if positions.dim() == 2 else 0,
+        cache_positions.data_ptr(), columns, page_table.data_ptr(), page_table.stride(0),
+        columns // page_table.shape[0], k_pages.data_ptr(), v_pages.data_ptr(), kind, q_heads, k_heads, width,
+        rope.rotary_dim // 2, rope.axes.data_ptr(), rope.quarter_turns.data_ptr(),
+        0 if q_norm is None else q_norm.data_ptr(), kind if q_norm is None else kind_of(q_norm),
+        0 if k_norm is None else k_norm.data_ptr(), kind if k_norm is None else kind_of(k_norm), bits(eps),
+    )  # fmt: skip
+    return out
+
+
+def _rows(x: torch.Tensor, width: int) -> torch.Tensor:
+    """`x` with the heads of a row side by side; rows may be anywhere."""
+    return x if x.stride(2) == 1 and x.stride(1) == width else x.contiguous()
+
+
+def _check(q, k, v, rope, k_pages, v_pages, positions, page_table, cache_positions) -> None:
+    columns, _, width = q.shape
+    if k.shape != v.shape or k.shape[0] != columns or k.shape[2] != width:
+        raise OptionError(f"heads do not match: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
+    if k_pages.shape[1:] != (64, k.shape[1], width) or k_pages.shape != v_pages.shape:
+        raise OptionError(f"pages {tuple(k_pages.shape)} do not fit keys {tuple(k.shape)}")
+    if not q.dtype == k.dtype == v.dtype == k_pages.dtype == v_pages.dtype:
+        raise OptionError(f"q, k, v and pages must have one type, got {q.dtype}, {k.dtype}, {k_pages.dtype}")
+    if rope.rotary_dim > width:
+        raise OptionError(f"a rotation of {rope.rotary_dim} dimensions exceeds the head's {width}")
+    if not positions.dtype == page_table.dtype == cache_positions.dtype == torch.int32:
+        raise OptionError("positions and page tables must be int32")
+    if columns % page_table.shape[0] or positions.shape[-1] != columns:
+        raise OptionError(f"{columns} columns do not divide among {page_table.shape[0]} page tables")
