@@ -20,7 +20,7 @@ from ninfer.artifact.records import (
     Use,
 )
 from ninfer.artifact.sizes import MAX_RANK
-from ninfer.artifact.strict_json import check_open, check_text
+from ninfer.artifact.strict_json import check_open, check_text, show
 from ninfer.errors import ArtifactError
 
 POLICIES = ("A16Only", "AllowA8", "AllowA4")
@@ -37,12 +37,12 @@ def parse(root: Any, entry_name: str) -> Directory:
     files = _files(root["files"], entry_name)
     objects = _objects(root["objects"], sum(entry.payload_bytes for entry in files))
     bindings = {
-        _identifier(name, "a parameter name"): _binding(value, f"binding '{name}'", objects)
+        _identifier(name, "a parameter name"): _binding(value, f"binding {show(name)}", objects)
         for name, value in _mapping(root["bindings"], "'bindings'").items()
     }
     metadata = _open_object(root.get("metadata", {}), "metadata")
     if "name" in metadata and not (isinstance(metadata["name"], str) and metadata["name"]):
-        raise ArtifactError(f"metadata 'name' must be a nonempty string, not {_show(metadata['name'])}")
+        raise ArtifactError(f"metadata 'name' must be a nonempty string, not {show(metadata['name'])}")
     directory = Directory(
         components=_components(root["components"], objects),
         objects=objects,
@@ -120,7 +120,7 @@ def _files(value: Any, entry_name: str) -> tuple[FileEntry, ...]:
         path = item["path"]
         if index == 0:
             if path is not None:
-                raise ArtifactError(f"files[0] is the entry itself: its path must be null, not {_show(path)}")
+                raise ArtifactError(f"files[0] is the entry itself: its path must be null, not {show(path)}")
         else:
             _sibling(path, owner, taken)
             taken.add(path)
@@ -133,9 +133,9 @@ def _files(value: Any, entry_name: str) -> tuple[FileEntry, ...]:
 def _sibling(path: Any, owner: str, taken: Collection[str]) -> None:
     _identifier(path, f"{owner} path")
     if "/" in path or "\\" in path or path in (".", ".."):
-        raise ArtifactError(f"{owner} path must be the plain name of a sibling file, not {_show(path)}")
+        raise ArtifactError(f"{owner} path must be the plain name of a sibling file, not {show(path)}")
     if path in taken:
-        raise ArtifactError(f"{owner} path {_show(path)} is already another file of the artifact")
+        raise ArtifactError(f"{owner} path {show(path)} is already another file of the artifact")
 
 
 def _objects(value: Any, payload: int) -> dict[str, Record]:
@@ -144,16 +144,16 @@ def _objects(value: Any, payload: int) -> dict[str, Record]:
     for index, item in enumerate(_nonempty_list(value, "'objects'")):
         record = _object(item, index)
         if record.id in objects:
-            raise ArtifactError(f"object id {_show(record.id)} appears twice")
+            raise ArtifactError(f"object id {show(record.id)} appears twice")
         if record.offset < end:
             raise ArtifactError(
-                f"object '{record.id}' at {record.offset} overlaps or precedes the one before it, "
+                f"object {show(record.id)} at {record.offset} overlaps or precedes the one before it, "
                 f"which ends at {end}"
             )
         end = record.offset + record.bytes
         if end > payload:
             raise ArtifactError(
-                f"object '{record.id}' ends at {end}, "
+                f"object {show(record.id)} ends at {end}, "
                 f"beyond the payload of {payload} bytes that 'files' declares"
             )
         objects[record.id] = record
@@ -164,11 +164,11 @@ def _object(item: Any, index: int) -> Record:
     owner = f"objects[{index}]"
     kind = _mapping(item, owner).get("kind")
     if kind not in ("tensor", "resource"):
-        raise ArtifactError(f"{owner} must have kind 'tensor' or 'resource', not {_show(kind)}")
+        raise ArtifactError(f"{owner} must have kind 'tensor' or 'resource', not {show(kind)}")
     own = ("shape", "format", "layout") if kind == "tensor" else ("encoding",)
     _members(item, owner, ("id", "kind", *own, "offset", "bytes"))
     identifier = _identifier(item["id"], f"{owner} id")
-    owner = f"object '{identifier}'"
+    owner = f"object {show(identifier)}"
     offset = _integer(item["offset"], f"{owner} offset", 0)
     size = _integer(item["bytes"], f"{owner} bytes", 1)
     if kind == "resource":
@@ -190,17 +190,19 @@ def _components(value: Any, objects: Mapping[str, Record]) -> dict[str, Componen
     if "text" not in records:
         raise ArtifactError("'components' lacks the component 'text', which every artifact has")
     for name, item in records.items():
-        owner = f"component '{_identifier(name, 'a component id')}'"
+        owner = f"component {show(_identifier(name, 'a component id'))}"
         _members(item, owner, ("config",), ("target", "resources", "proposal"))
         config = _open_object(item["config"], f"{owner} config")
         target = _target(item, name, owner, records)
         resources = _mapping(item.get("resources", {}), f"{owner} resources")
         for role, reference in resources.items():
             _identifier(role, f"{owner} resource role")
-            _identifier(reference, f"{owner} resource '{role}'")
+            _identifier(reference, f"{owner} resource {show(role)}")
             if not isinstance(objects.get(reference), ResourceObject):
                 problem = "a tensor" if reference in objects else "no object of this artifact"
-                raise ArtifactError(f"{owner} resource '{role}' names {_show(reference)}, which is {problem}")
+                raise ArtifactError(
+                    f"{owner} resource {show(role)} names {show(reference)}, which is {problem}"
+                )
         if "proposal" in item and name != "text":
             raise ArtifactError(f"{owner} must not have a 'proposal'; only 'text' has one")
         proposal = _proposal(item["proposal"]) if "proposal" in item else None
@@ -212,9 +214,9 @@ def _target(item: Mapping[str, Any], name: str, owner: str, records: Mapping[str
     if "target" in item:
         target = _identifier(item["target"], f"{owner} target")
         if target not in records:
-            raise ArtifactError(f"{owner} has the target {_show(target)}, which is no component")
+            raise ArtifactError(f"{owner} has the target {show(target)}, which is no component")
         if name != "text" and target != "text":
-            raise ArtifactError(f"{owner} must have target 'text', not {_show(target)}")
+            raise ArtifactError(f"{owner} must have target 'text', not {show(target)}")
         return target
     if name != "text":
         raise ArtifactError(f"{owner} lacks its target; every component but 'text' has target 'text'")
@@ -230,7 +232,7 @@ def _proposal(value: Any) -> Proposal:
     if domain == "indexed":
         _members(value, owner, ("domain", "rows"))
         return Proposal("indexed", _integer(value["rows"], f"{owner} rows", 1))
-    raise ArtifactError(f"{owner} must have domain 'full' or 'indexed', not {_show(domain)}")
+    raise ArtifactError(f"{owner} must have domain 'full' or 'indexed', not {show(domain)}")
 
 
 def _binding(value: Any, owner: str, objects: Mapping[str, Record]) -> Binding:
@@ -248,7 +250,7 @@ def _binding(value: Any, owner: str, objects: Mapping[str, Record]) -> Binding:
         begin, end = (_integer(limit, f"{owner} range", 0) for limit in limits)
         if not begin < end <= tensor.elements:
             raise ArtifactError(
-                f"{owner} takes the range [{begin}, {end}) of object '{tensor.id}', "
+                f"{owner} takes the range [{begin}, {end}) of object {show(tensor.id)}, "
                 f"which has {tensor.elements} elements"
             )
         parts.append(Part(tensor.id, begin, end))
@@ -258,9 +260,9 @@ def _binding(value: Any, owner: str, objects: Mapping[str, Record]) -> Binding:
 def _tensor(reference: Any, owner: str, objects: Mapping[str, Record]) -> TensorObject:
     found = objects.get(_identifier(reference, f"{owner} object"))
     if found is None:
-        raise ArtifactError(f"{owner} names the object {_show(reference)}, which does not exist")
+        raise ArtifactError(f"{owner} names the object {show(reference)}, which does not exist")
     if not isinstance(found, TensorObject):
-        raise ArtifactError(f"{owner} names {_show(reference)}, which is a resource, not a tensor")
+        raise ArtifactError(f"{owner} names {show(reference)}, which is a resource, not a tensor")
     return found
 
 
@@ -272,17 +274,17 @@ def _uses(value: Any, bindings: Mapping[str, Binding], objects: Mapping[str, Rec
         parameter = _identifier(item["parameter"], f"{owner} parameter")
         key = (parameter, _identifier(item["input"], f"{owner} input"))
         if parameter not in bindings:
-            raise ArtifactError(f"{owner} is of the parameter {_show(parameter)}, which 'bindings' lacks")
+            raise ArtifactError(f"{owner} is of the parameter {show(parameter)}, which 'bindings' lacks")
         if key in uses:
-            raise ArtifactError(f"{owner} repeats the use of '{parameter}' with input '{key[1]}'")
+            raise ArtifactError(f"{owner} repeats the use of {show(parameter)} with input {show(key[1])}")
         policy = item.get("activation_policy")
         if "activation_policy" in item and policy not in POLICIES:
             raise ArtifactError(
-                f"{owner} activation_policy must be one of {', '.join(POLICIES)}, not {_show(policy)}"
+                f"{owner} activation_policy must be one of {', '.join(POLICIES)}, not {show(policy)}"
             )
         auxiliaries = {
             _identifier(role, f"{owner} auxiliary role"): _binding(
-                bound, f"{owner} auxiliary '{role}'", objects
+                bound, f"{owner} auxiliary {show(role)}", objects
             )
             for role, bound in _mapping(item.get("auxiliaries", {}), f"{owner} auxiliaries").items()
         }
@@ -303,18 +305,18 @@ def _members(value: Any, owner: str, required: tuple[str, ...], optional: tuple[
             raise ArtifactError(f"{owner} lacks the member '{name}'")
     for name in found:
         if name not in required and name not in optional:
-            raise ArtifactError(f"{owner} has the unknown member {_show(name)}")
+            raise ArtifactError(f"{owner} has the unknown member {show(name)}")
 
 
 def _mapping(value: Any, owner: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ArtifactError(f"{owner} must be an object, not {_show(value)}")
+        raise ArtifactError(f"{owner} must be an object, not {show(value)}")
     return value
 
 
 def _list(value: Any, owner: str) -> list[Any]:
     if not isinstance(value, list):
-        raise ArtifactError(f"{owner} must be an array, not {_show(value)}")
+        raise ArtifactError(f"{owner} must be an array, not {show(value)}")
     return value
 
 
@@ -326,23 +328,12 @@ def _nonempty_list(value: Any, owner: str) -> list[Any]:
 
 def _integer(value: Any, owner: str, least: int) -> int:
     if type(value) is not int or not least <= value <= MAX_U64:
-        raise ArtifactError(f"{owner} must be an integer in [{least}, 2^64 - 1], not {_show(value)}")
+        raise ArtifactError(f"{owner} must be an integer in [{least}, 2^64 - 1], not {show(value)}")
     return value
 
 
 def _identifier(value: Any, owner: str) -> str:
     if not isinstance(value, str) or not value or "\0" in value:
-        raise ArtifactError(f"{owner} must be a nonempty string without NUL, not {_show(value)}")
+        raise ArtifactError(f"{owner} must be a nonempty string without NUL, not {show(value)}")
     check_text(value, owner)
     return value
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return "an array"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    text = f"'{value}'" if isinstance(value, str) and value.isprintable() else ascii(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from ninfer.artifact.records import Directory
+from ninfer.artifact.strict_json import show
 from ninfer.errors import ArtifactError
 
 FEATURES = frozenset({"text", "vision", "mtp", "dflash", "dflash2", "proposal"})
@@ -28,7 +29,7 @@ def check_features(directory: Directory) -> None:
             everything = _merge([interval for found in merged.values() for interval in found])
             if everything not in merged.values():
                 raise ArtifactError(
-                    f"object '{identifier}' mixes private data of {', '.join(sorted(features))}, "
+                    f"object {show(identifier)} mixes private data of {', '.join(sorted(features))}, "
                     f"which can be left out independently; each needs an object of its own"
                 )
 

@@ -60,7 +60,9 @@ def _check_whole(given: Directory, parsed: Directory) -> None:
     """A binding that claims a whole object has exactly that part."""
     for name, binding in given.bindings.items():
         if binding.whole and binding.parts != parsed.bindings[name].parts:
-            raise ArtifactError(f"binding '{name}' claims a whole object, but its parts are others")
+            raise ArtifactError(
+                f"binding {strict_json.show(name)} claims a whole object, but its parts are others"
+            )
 
 
 def _reserve(text: bytes) -> int:

@@ -124,29 +124,29 @@ class Artifact:
         """The parts of a logical parameter."""
         found = self.bindings.get(name)
         if found is None:
-            raise ArtifactError(f"{self.path} does not bind the parameter '{name}'")
+            raise ArtifactError(f"{self.path} does not bind the parameter {strict_json.show(name)}")
         return found.parts
 
     def tensor(self, object_id: str) -> TensorObject:
         """The record of a tensor object."""
         found = self.objects.get(object_id)
         if not isinstance(found, TensorObject):
-            raise ArtifactError(f"{self.path} has no tensor object '{object_id}'")
+            raise ArtifactError(f"{self.path} has no tensor object {strict_json.show(object_id)}")
         return found
 
     def resource(self, component: str, role: str) -> bytes:
         """The bytes of a component's resource."""
         record = self.components.get(component)
         if record is None or role not in record.resources:
-            owner = f"component '{component}'"
+            owner = f"component {strict_json.show(component)}"
             raise ArtifactError(
                 f"{self.path}: {owner} {'does not exist' if record is None else f'lacks {role}'}"
             )
         found = self.objects[record.resources[role]]
         if not isinstance(found, ResourceObject) or found.encoding != RAW_BYTES:
             raise ArtifactError(
-                f"{self.path}: the resource '{found.id}' has an encoding that this version doesn't know; "
-                f"it knows '{RAW_BYTES}'"
+                f"{self.path}: the resource {strict_json.show(found.id)} has an encoding that this version "
+                f"doesn't know; it knows '{RAW_BYTES}'"
             )
         return self.read_range(found.offset, found.bytes)
 

@@ -38,7 +38,7 @@ def encoded_bytes(format: str, layout: str, shape: Sequence[int], *, q6_rows: in
     """
     expected = default_layout(format)
     if layout != expected:
-        raise FormatError(f"format '{format}' is stored in layout '{expected}', not '{layout}'")
+        raise FormatError(f"format '{format}' is stored in layout '{expected}', not {layout!r:.80}")
     found = formats.get(format)
     if found.kind == "direct":
         return _elements(shape) * found.bits // 8

@@ -73,6 +73,18 @@ def check_text(text: str, owner: str) -> None:
         raise ArtifactError(f"{owner} has a string with an unpaired surrogate: {text!a}") from None
 
 
+def show(value: Any) -> str:
+    """A value from a file for an error message: short, on one line, strings in quotes."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "an array"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = f"'{value}'" if isinstance(value, str) and value.isprintable() else ascii(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 class _Refused(Exception):
     """Raised inside the JSON parser; never leaves this module."""
 

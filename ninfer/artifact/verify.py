@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ninfer.artifact.records import ALIGNMENT, TensorObject
 from ninfer.artifact.sizes import encoded_bytes, k_row_bytes, k_table_bytes, matrix_shape
+from ninfer.artifact.strict_json import show
 from ninfer.errors import ArtifactError, FormatError
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def check_tensor(tensor: TensorObject, data: np.ndarray) -> None:
     """ArtifactError naming the object and the rule; `data` is its bytes (only a row table is looked at)."""
-    owner = f"object '{tensor.id}'"
+    owner = f"object {show(tensor.id)}"
     if tensor.offset % ALIGNMENT:
         raise ArtifactError(f"{owner} is at {tensor.offset}, not at a multiple of {ALIGNMENT}")
     try:

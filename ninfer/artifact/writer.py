@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ninfer.artifact import framing
 from ninfer.artifact.fileset import MAX_FILE_BYTES, lay_out
 from ninfer.artifact.records import Directory
+from ninfer.artifact.strict_json import show
 from ninfer.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -78,14 +79,15 @@ class ArtifactWriter:
         """Write contiguous bytes at `offset` of an object. Overlaps and bytes outside it are refused."""
         record = self.directory.objects.get(object_id)
         if record is None:
-            raise ArtifactError(f"{self.path} has no object '{object_id}' to write")
+            raise ArtifactError(f"{self.path} has no object {show(object_id)} to write")
         try:
             view = memoryview(data).cast("B")  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
-            raise ArtifactError(f"object '{object_id}' takes contiguous bytes: {error}") from None
+            raise ArtifactError(f"object {show(object_id)} takes contiguous bytes: {error}") from None
         if offset < 0 or offset + len(view) > record.bytes:
             raise ArtifactError(
-                f"object '{object_id}' has {record.bytes} bytes; [{offset}, {offset + len(view)}) is outside"
+                f"object {show(object_id)} has {record.bytes} bytes; "
+                f"[{offset}, {offset + len(view)}) is outside"
             )
         if not view:
             return
@@ -174,7 +176,7 @@ class ArtifactWriter:
         before = intervals[at - 1] if at else (0, -1)
         after = intervals[at] if at < len(intervals) else (end + 1, 0)
         if before[1] > begin or after[0] < end:
-            raise ArtifactError(f"bytes in [{begin}, {end}) of object '{object_id}' are written twice")
+            raise ArtifactError(f"bytes in [{begin}, {end}) of object {show(object_id)} are written twice")
         first, last = at, at
         if before[1] == begin:
             first, begin = at - 1, before[0]
@@ -190,7 +192,7 @@ class ArtifactWriter:
             if intervals != [(0, size)]:
                 hole = intervals[0][1] if intervals and intervals[0][0] == 0 else 0
                 raise ArtifactError(
-                    f"object '{identifier}' is incomplete: byte {hole} of {size} was never written"
+                    f"object {show(identifier)} is incomplete: byte {hole} of {size} was never written"
                 )
 
     def _flush(self) -> None:

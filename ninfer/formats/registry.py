@@ -78,7 +78,7 @@ def get(name: str) -> Format:
     """The format called `name`; FormatError if there is none."""
     found = _FORMATS.get(name)
     if found is None:
-        raise FormatError(f"unknown weight format '{name}'; known: {', '.join(_FORMATS)}")
+        raise FormatError(f"unknown weight format {name!r:.80}; known: {', '.join(_FORMATS)}")
     return found
 
 

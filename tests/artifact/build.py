@@ -37,7 +37,7 @@ def directory() -> Directory:
     """Two components, a resource of odd length, several formats, parts, a Use with a divisor."""
     objects = place(
         [
-            ResourceObject("resource/text/tokenizer.json", "raw_bytes_v1", 0, 4999),
+            ResourceObject("resource/text/tokenizer.json", "raw_bytes_v1", 0, 12999),
             tensor("weight/0", "q4_g64_fp16", (24, 64)),
             tensor("weight/1", "nvfp4", (128, 64)),
             tensor("weight/2", "ggml_k", (3, 256), q6_rows=1),
