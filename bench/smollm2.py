@@ -24,7 +24,6 @@ LLAMA_CPP = """
 import sys, time
 import llama_cpp as L
 path, prompt, decode = sys.argv[1].encode(), int(sys.argv[2]), int(sys.argv[3])
-L.llama_log_set(L.llama_log_callback(lambda *_: None), None)
 model = L.llama_model_load_from_file(path, L.llama_model_default_params())
 options = L.llama_context_default_params()
 options.n_ctx, options.n_threads, options.n_threads_batch = 2048, 2, 2
