@@ -65,22 +65,26 @@ def convert(
 
     _check_device(device)
     signal.signal(signal.SIGTERM, _interrupted)
-    with conversion_progress(quiet) as progress:
-        report = convert_checkpoint(
-            model,
-            out,
-            recipe=recipe,
-            override=override,
-            sources=sources,
-            components=tuple(part.strip() for part in components.split(",")),
-            resources=resources,
-            name=name,
-            device=device,
-            rows_per_chunk=rows_per_chunk,
-            workers=workers,
-            max_file_bytes=max_file_bytes,
-            progress=progress,
-        )
+    try:
+        with conversion_progress(quiet) as progress:
+            report = convert_checkpoint(
+                model,
+                out,
+                recipe=recipe,
+                override=override,
+                sources=sources,
+                components=tuple(part.strip() for part in components.split(",")),
+                resources=resources,
+                name=name,
+                device=device,
+                rows_per_chunk=rows_per_chunk,
+                workers=workers,
+                max_file_bytes=max_file_bytes,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        print(f"\nninfer-convert: interrupted; nothing was written to {out}", file=sys.stderr)
+        raise
     if not quiet:
         for fallback in report.fallbacks:
             print(

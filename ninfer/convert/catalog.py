@@ -32,6 +32,10 @@ class Catalog:
             raise ConversionError(f"the source '{source}' does not hold '{name}'")
         return found
 
+    def holds(self, name: str, source: str) -> bool:
+        """Whether a source has the parameter at all; additional ones may lack the head and the MTP layer."""
+        return name in self._views.get(source, {})
+
     def matrix(self, name: str, source: str) -> SourceMatrix:
         """The source matrix of which the parameter is a selection."""
         view = self.view(name, source)

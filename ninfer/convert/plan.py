@@ -117,6 +117,8 @@ class Planner:
             source = segment.selection.source
             view = self._catalog.view(name, source)
             matrix = self._catalog.matrix(name, source) if isinstance(view, Rows) else None
+            if isinstance(view, Whole):
+                view.check(self._catalog.sources[source])
             if isinstance(view, Rows):
                 if stays_tiled:
                     view = replace(view, columns=None)

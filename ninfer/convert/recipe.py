@@ -118,6 +118,11 @@ class Recipe:
         self._check_source(source)
         return self._catalog.stored(name, source)
 
+    def holds(self, name: str, source: str = BASE) -> bool:
+        """Whether a source has the parameter; an additional one may lack the head or the MTP layer."""
+        self._check_source(source)
+        return self._catalog.holds(name, source)
+
     def import_obstacle(self, name: str, source: str = BASE) -> str | None:
         """Why the source's codes cannot be imported although they are of a known format; None if they can."""
         self._check_source(source)

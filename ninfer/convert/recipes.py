@@ -236,7 +236,7 @@ def _import(recipe: Recipe, names: Iterable[str], format: str) -> None:
 def _import_or_encode(recipe: Recipe, name: str, format: str) -> None:
     """Import what the source stores as NVFP4 or FP8 rows, whichever it is, else encode in `format`."""
     source = _quantized(recipe)
-    stored = recipe.stored(name, source)
+    stored = recipe.stored(name, source) if recipe.holds(name, source) else "bf16"
     if stored not in _IMPORT_POLICY:
         if _assign(recipe, name, format, _ENCODER[format], BASE) and format == FP8:
             recipe.use(name, activation_policy="AllowA8")

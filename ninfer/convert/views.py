@@ -61,7 +61,8 @@ class Whole:
     stored_shapes: tuple[tuple[int, ...], ...]
     transform: Callable[[torch.Tensor], torch.Tensor]
 
-    def read(self, source: Source) -> torch.Tensor:
+    def check(self, source: Source) -> None:
+        """ConversionError if the source lacks the tensor or has it in another shape."""
         info = source.tensors.get(self.tensor)
         if info is None:
             raise ConversionError(f"{source.path} has no tensor '{self.tensor}'")
@@ -71,6 +72,8 @@ class Whole:
                 f"tensor '{self.tensor}' of {source.path} has shape {list(info.shape)}; the config asks "
                 f"for {expected}"
             )
+
+    def read(self, source: Source) -> torch.Tensor:
         return self.transform(source.whole(self.tensor)).reshape(self.shape)
 
 
