@@ -24,9 +24,9 @@ def absolute_maximum(x: torch.Tensor) -> torch.Tensor:
     return torch.maximum(x.amax(-1), -x.amin(-1)).abs_()
 
 
-def require_finite(largest: torch.Tensor, method: str, first_row: int) -> None:
+def require_finite(largest: torch.Tensor, method: str) -> None:
     """`largest`: absolute maxima `[rows, ...]`; a NaN or an infinity among them is an error."""
     finite = torch.isfinite(largest)
     if not bool(finite.all()):
-        row = first_row + int((~finite).reshape(len(largest), -1).any(1).nonzero()[0, 0])
+        row = int((~finite).reshape(len(largest), -1).any(1).nonzero()[0, 0])
         raise FormatError(f"'{method}' cannot encode a non-finite value (row {row} has one)")

@@ -15,23 +15,25 @@ _MAX = 448.0
 def encode_rows(values: torch.Tensor) -> Planes:
     """`fp8_row_maxabs`, bit-exact: inputs to BF16 first, then one BF16 scale per row."""
     rows, columns = values.shape
+    chunks = list(row_chunks(rows, columns, values.device))
+
+    def rounded(begin: int, end: int) -> torch.Tensor:
+        return values[begin:end].to(torch.float32).to(torch.bfloat16).to(torch.float32)
+
+    largest = torch.cat([absolute_maximum(rounded(begin, end)) for begin, end in chunks])
+    require_finite(largest, "fp8_row_maxabs")
+    scales, inverse = _row_scales(largest)
     codes = torch.empty(rows, columns, dtype=torch.uint8, device=values.device)
-    scales = torch.empty(rows, dtype=torch.bfloat16, device=values.device)
-    for begin, end in row_chunks(rows, columns, values.device):
-        x = values[begin:end].to(torch.float32).to(torch.bfloat16).to(torch.float32)
-        largest = absolute_maximum(x)
-        require_finite(largest, "fp8_row_maxabs", begin)
-        scale, inverse = _row_scales(largest, begin)
-        y = (x * inverse.unsqueeze(-1)).clamp_(-_MAX, _MAX)
+    for begin, end in chunks:
+        y = rounded(begin, end).mul_(inverse[begin:end].unsqueeze(-1)).clamp_(-_MAX, _MAX)
         codes[begin:end] = y.to(torch.float8_e4m3fn).view(torch.uint8)
-        empty = largest == 0
-        if bool(empty.any()):
-            codes[begin:end][empty] = 0
-        scales[begin:end] = scale
+    empty = largest == 0
+    if bool(empty.any()):
+        codes[empty] = 0
     return Planes(codes, scales)
 
 
-def _row_scales(largest: torch.Tensor, first_row: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _row_scales(largest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     zero = largest == 0
     scale = (largest.double() / _MAX).float().to(torch.bfloat16)
     smallest = torch.tensor(1, dtype=torch.int16, device=largest.device).view(torch.bfloat16)
@@ -41,7 +43,7 @@ def _row_scales(largest: torch.Tensor, first_row: int) -> tuple[torch.Tensor, to
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])
         raise FormatError(
-            f"'fp8_row_maxabs' cannot scale row {first_row + row}: its largest value is "
+            f"'fp8_row_maxabs' cannot scale row {row}: its largest value is "
             f"{float(largest[row]):g}, and the reciprocal of its BF16 scale is not finite"
         )
     return scale, inverse

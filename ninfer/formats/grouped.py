@@ -16,17 +16,20 @@ def encode(format: Format, values: torch.Tensor) -> Planes:
     rows, columns = values.shape
     groups = -(-columns // format.group)
     padding = groups * format.group - columns
-    codes = torch.empty(rows, columns, dtype=torch.int8, device=values.device)
-    scales = torch.empty(rows, groups, dtype=torch.float16, device=values.device)
-    for begin, end in row_chunks(rows, columns, values.device):
+    chunks = list(row_chunks(rows, columns, values.device))
+
+    def grouped(begin: int, end: int) -> torch.Tensor:
         x = values[begin:end].to(torch.float32)
-        x = (F.pad(x, (0, padding)) if padding else x).reshape(end - begin, groups, format.group)
-        largest = absolute_maximum(x)
-        require_finite(largest, "grouped_absmax", begin)
-        scale, inverse = _scales(largest, format.code_max)
-        y = (x * inverse.unsqueeze(-1)).round_().clamp_(format.code_min, format.code_max)
+        return (F.pad(x, (0, padding)) if padding else x).reshape(end - begin, groups, format.group)
+
+    largest = torch.cat([absolute_maximum(grouped(begin, end)) for begin, end in chunks])
+    require_finite(largest, "grouped_absmax")
+    scales, inverse = _scales(largest, format.code_max)
+    codes = torch.empty(rows, columns, dtype=torch.int8, device=values.device)
+    for begin, end in chunks:
+        y = grouped(begin, end) * inverse[begin:end].unsqueeze(-1)
+        y.round_().clamp_(format.code_min, format.code_max)
         codes[begin:end] = y.reshape(end - begin, -1)[:, :columns]
-        scales[begin:end] = scale
     return Planes(codes, scales)
 
 

@@ -45,59 +45,60 @@ def encode(method: str, values: torch.Tensor, divisor: float) -> Planes:
     d = torch.tensor(divisor, dtype=torch.float32, device=device)
     if not (math.isfinite(divisor) and divisor > 0 and d.item() == divisor):
         raise FormatError(f"the NVFP4 divisor must be a positive finite FP32 number, got {divisor}")
+    chunks = list(row_chunks(rows, columns, device))
+
+    def grouped(begin: int, end: int) -> torch.Tensor:
+        return values[begin:end].to(torch.float32).reshape(end - begin, -1, GROUP)
+
+    largest = torch.cat([grouped(begin, end).abs().amax(-1) for begin, end in chunks])
+    require_finite(largest, method)
+    scales = [_scale_words(largest, target, d) for target in _TARGETS[method]]
+    steps = [_steps(words, d) for words in scales]
     codes = torch.empty(rows, columns // 2, dtype=torch.uint8, device=device)
-    scales = torch.empty(rows, columns // GROUP, dtype=torch.uint8, device=device)
-    for begin, end in row_chunks(rows, columns, device):
-        x = values[begin:end].to(torch.float32).reshape(end - begin, -1, GROUP)
+    for begin, end in chunks:
+        x = grouped(begin, end)
         magnitude = x.abs()
-        largest = magnitude.amax(-1)
-        require_finite(largest, method, begin)
-        scale = _scale(_TARGETS[method], magnitude, largest, d)
-        code = _codes(x, _normalized(magnitude, _step(scale, d)))
+        if len(steps) > 1:
+            _choose(magnitude, [words[begin:end] for words in scales], [step[begin:end] for step in steps])
+        code = _codes(x, _normalized(magnitude, steps[0][begin:end]))
         pairs = code.to(torch.uint8).reshape(end - begin, columns).view(torch.int16)
         codes[begin:end] = (pairs & 0x0F) | ((pairs >> 4) & 0xF0)
-        scales[begin:end] = scale
-    return Planes(codes, scales, divisor)
+    return Planes(codes, scales[0], divisor)
 
 
-def _scale(
-    targets: tuple[float, ...], magnitude: torch.Tensor, largest: torch.Tensor, d: torch.Tensor
-) -> torch.Tensor:
-    """E4M3 scale words of all groups: of the targets, the one with the least squared error, first wins."""
-    best = _scale_word(largest, targets[0], d)
-    if len(targets) == 1:
-        return best
-    least = _error(magnitude, best, d)
-    for target in targets[1:]:
-        scale = _scale_word(largest, target, d)
-        error = _error(magnitude, scale, d)
-        better = error < least
-        best, least = torch.where(better, scale, best), torch.where(better, error, least)
-    return best
-
-
-def _scale_word(largest: torch.Tensor, target: float, d: torch.Tensor) -> torch.Tensor:
+def _scale_words(largest: torch.Tensor, target: float, d: torch.Tensor) -> torch.Tensor:
+    """uint8 E4M3 words `[rows, groups]` that put the largest magnitude of a group near `target`."""
     raw = (largest * d / torch.full_like(d, target)).clamp_(max=_SCALE_MAX)
     return raw.to(torch.float8_e4m3fn).view(torch.uint8)
 
 
-def _step(scale: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
-    """float32 `[rows, groups, 1]`, the value of magnitude 1; infinite where the scale is zero."""
-    value = e4m3(scale)
-    return torch.where(value == 0, math.inf, value / d).unsqueeze(-1)
+def _steps(scales: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    """float32 `[rows, groups]`, the value of magnitude 1; infinite where the scale is zero."""
+    value = e4m3(scales)
+    return torch.where(value == 0, math.inf, value / d)
 
 
-def _error(magnitude: torch.Tensor, scale: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
-    """Squared reconstruction error of every group."""
-    step = _step(scale, d)
-    rounded = _binade(_normalized(magnitude, step))
-    step = torch.where(torch.isinf(step), 0.0, step)
-    return rounded[0].sub_(rounded[1]).mul_(step).sub_(magnitude).square_().sum(-1)
+def _choose(magnitude: torch.Tensor, scales: list[torch.Tensor], steps: list[torch.Tensor]) -> None:
+    """Put into the first scales and steps those of the target with the least squared error; first wins."""
+    least = _error(magnitude, steps[0])
+    for words, step in zip(scales[1:], steps[1:], strict=True):
+        error = _error(magnitude, step)
+        better = error < least
+        least = torch.where(better, error, least)
+        scales[0].copy_(torch.where(better, words, scales[0]))
+        steps[0].copy_(torch.where(better, step, steps[0]))
+
+
+def _error(magnitude: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    """float32 `[rows, groups]`: squared reconstruction errors; a zero scale reconstructs zeros."""
+    rounded, power = _binade(_normalized(magnitude, step))
+    factor = torch.where(torch.isinf(step), 0.0, step).unsqueeze(-1)
+    return rounded.sub_(power).mul_(factor).sub_(magnitude).square_().sum(-1)
 
 
 def _normalized(magnitude: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     """min(|x| / step, 6); 0 where the scale is zero."""
-    return (magnitude / step).clamp_(max=6.0)
+    return (magnitude / step.unsqueeze(-1)).clamp_(max=6.0)
 
 
 def _binade(m: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

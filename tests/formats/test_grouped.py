@@ -42,17 +42,6 @@ def test_random_rows(data: st.DataObject) -> None:
     _check(name, bits, group, samples.matrix([data.draw(samples.rows(columns, low=-60, high=8))]))
 
 
-def test_many_chunks_equal_one_row_at_a_time() -> None:
-    values = torch.randn(7, 70_001)
-    whole = formats.encode("q5_g64_fp16", "grouped_absmax", values)
-    assert whole.scales is not None
-    for row in range(7):
-        one = formats.encode("q5_g64_fp16", "grouped_absmax", values[row : row + 1])
-        assert one.scales is not None
-        assert torch.equal(whole.codes[row : row + 1], one.codes)
-        assert torch.equal(whole.scales[row : row + 1], one.scales)
-
-
 def test_inputs_of_other_types_are_rounded_to_float32_first() -> None:
     wide = torch.randn(3, 64, dtype=torch.float64)
     a = formats.encode("q4_g64_fp16", "grouped_absmax", wide)

@@ -83,3 +83,22 @@ def test_bad_requests() -> None:
         formats.encode("q4_g64_fp16", "grouped_absmax", torch.zeros(4))
     with pytest.raises(FormatError, match="floating-point"):
         formats.encode("q4_g64_fp16", "grouped_absmax", torch.zeros(4, 4, dtype=torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("q6_g64_fp16", "grouped_absmax"),
+        ("fp8_e4m3fn_row_bf16", "fp8_row_maxabs"),
+        ("nvfp4", "nvfp4_absmax"),
+        ("nvfp4", "nvfp4_mse"),
+    ],
+)
+def test_many_rows_equal_one_row_at_a_time(name: str, method: str) -> None:
+    values = torch.randn(5, 65_600)
+    divisor = formats.nvfp4_divisor(float(values.abs().max()), method) if name == "nvfp4" else None
+    whole = formats.encode(name, method, values, divisor=divisor)
+    rows = [formats.encode(name, method, values[n : n + 1], divisor=divisor) for n in range(5)]
+    assert torch.equal(whole.codes, torch.cat([row.codes for row in rows]))
+    assert whole.scales is not None
+    assert torch.equal(whole.scales, torch.cat([row.scales for row in rows if row.scales is not None]))
