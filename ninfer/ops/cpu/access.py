@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from ninfer.errors import OptionError
-from ninfer.ops.cpu.kernel import device
 from ninfer.ops.cpu.simd import (
+    device,
     as_bf16,
     get_bf16,
     get_f32,

@@ -8,9 +8,8 @@ import platform
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import types
 
-from ninfer.ops.cpu.simd import F32, LANES, call, operation, pointer
+from ninfer.ops.cpu.simd import F32, INTEGER, LANES, NOTHING, call, has_feature, operation, pointer
 
 _I8, _I32, _I64, _FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _VOID = ir.VoidType()
@@ -26,10 +25,7 @@ def available() -> bool:
     """Does the processor have bf16 tiles, does LLVM know, and does the kernel grant their state to this process?"""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
-    from numba.core.registry import cpu_target
-
-    features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
-    if not {"+amx-tile", "+amx-bf16", "+avx512bf16"} <= set(features):
+    if not all(has_feature(name) for name in ("amx-tile", "amx-bf16", "avx512bf16")):
         return False
     init = getattr(torch.cpu, "_init_amx", None)
     return bool(init is not None and init())
@@ -42,18 +38,18 @@ CONFIGURATION[16:32:2] = 64
 CONFIGURATION[48:56] = 16
 
 
-@operation(types.void, types.int64)
+@operation(NOTHING, INTEGER)
 def configure(builder, address):
     """Load the tile configuration of this thread."""
     call(builder, "llvm.x86.ldtilecfg", _VOID, pointer(builder, address, _I8))
 
 
-@operation(types.void)
+@operation(NOTHING)
 def release(builder):
     call(builder, "llvm.x86.tilerelease", _VOID)
 
 
-@operation(types.void)
+@operation(NOTHING)
 def clear_sums(builder):
     """Tiles 0..3 become zero."""
     for tile in range(4):
@@ -68,7 +64,7 @@ def _dot(builder, target, left, right):
     call(builder, "llvm.x86.tdpbf16ps", _VOID, _I8(target), _I8(left), _I8(right))
 
 
-@operation(types.void, types.int64, types.int64, types.int64, types.int64)
+@operation(NOTHING, INTEGER, INTEGER, INTEGER, INTEGER)
 def multiply_two(builder, a, b, x, y):
     """Add the products of two row tiles and two column tiles to the four sums: 0 = a x, 1 = a y, 2 = b x, 3 = b y."""
     for tile, address in zip((4, 5, 6, 7), (a, b, x, y), strict=True):
@@ -77,7 +73,7 @@ def multiply_two(builder, a, b, x, y):
         _dot(builder, target, left, right)
 
 
-@operation(types.void, types.int64, types.int64, types.int64)
+@operation(NOTHING, INTEGER, INTEGER, INTEGER)
 def multiply_one(builder, a, b, x):
     """The same for a single column tile: 0 = a x, 2 = b x."""
     for tile, address in zip((4, 5, 6), (a, b, x), strict=True):
@@ -86,7 +82,7 @@ def multiply_one(builder, a, b, x):
     _dot(builder, 2, 5, 6)
 
 
-@operation(types.void, types.int64)
+@operation(NOTHING, INTEGER)
 def store_sums(builder, address):
     """The four sums, 1024 bytes each."""
     for tile in range(4):
@@ -94,7 +90,7 @@ def store_sums(builder, address):
         call(builder, "llvm.x86.tilestored64", _VOID, _I8(tile), place, _I64(64))
 
 
-@operation(types.void, types.int64, F32, F32)
+@operation(NOTHING, INTEGER, F32, F32)
 def store_bf16_unit(builder, address, a, b):
     """Two vectors as 32 neighbouring bf16 words (nearest, ties to even; subnormal words become zero)."""
     kind = ir.VectorType(_BFloat(), LANES)
@@ -135,14 +131,14 @@ def _put_rows(builder, address, rows):
         builder.store(row, place, align=1)
 
 
-@operation(types.void, types.int64)
+@operation(NOTHING, INTEGER)
 def transpose(builder, address):
     """Exchange rows and columns of 16 x 16 float32 in place."""
     kind = ir.VectorType(_FLOAT, LANES)
     _put_rows(builder, address, _transposed(builder, _rows_at(builder, address, kind), _FLOAT))
 
 
-@operation(types.void, types.int64, types.int64, types.int64)
+@operation(NOTHING, INTEGER, INTEGER, INTEGER)
 def pack_columns(builder, source, stride, target):
     """16 columns' unit of 32 bf16 each, `stride` bytes apart, as a tile: row i holds the i-th pair of every column."""
     kind = ir.VectorType(_I32, LANES)

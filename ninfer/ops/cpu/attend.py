@@ -16,16 +16,10 @@ import torch.nn.functional as F
 
 from ninfer.errors import OptionError
 from ninfer.ops.cpu.access import kind_of, load_some, size_of, store_some
-from ninfer.ops.cpu.kernel import (
-    Kernel,
-    argument,
-    bits,
-    device,
-    long_launcher,
-    next_shared,
-    threads,
-)
+from ninfer.ops.cpu.block import argument, next_shared
+from ninfer.ops.cpu.kernel import Kernel, bits, launcher, threads
 from ninfer.ops.cpu.simd import (
+    device,
     add,
     div,
     exp,
@@ -53,7 +47,7 @@ RUN = 256
 SMALL_COLUMNS = 16
 _LOWEST = np.float32(-3.0e38)
 
-_launch = long_launcher()
+_launch = launcher()
 
 
 @device
@@ -298,11 +292,10 @@ def paged_attention(
         partial = torch.empty(columns * q_heads * most * record, dtype=torch.float32)
         counters = torch.zeros(columns * k_heads, dtype=torch.int64)
     _launch(
-        _attention.address, threads(), q.data_ptr(), q.stride(0), k_pages.data_ptr(), v_pages.data_ptr(),
+        _attention.address, threads(), 0, q.data_ptr(), q.stride(0), k_pages.data_ptr(), v_pages.data_ptr(),
         page_table.data_ptr(), page_table.stride(0), cache_positions.data_ptr(), columns, columns // requests,
         q_heads, k_heads, width, kind, out.data_ptr(), bits(scale),
         0 if partial is None else partial.data_ptr(), 0 if counters is None else counters.data_ptr(), most,
-        0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
     )  # fmt: skip
     return out
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from ninfer.errors import OptionError
-from ninfer.ops.cpu.kernel import Kernel, argument, bits, launcher
+from ninfer.ops.cpu.block import argument
+from ninfer.ops.cpu.kernel import Kernel, bits, launcher
 from ninfer.ops.cpu.simd import (
     add,
     any_greater,
@@ -150,7 +151,7 @@ def _best_of(
         _best.address, 1, 0, logits.data_ptr() + 4 * total * row, total, n,
         counts.data_ptr() + 4 * total * row if penalized and counts is not None else 0,
         bits(params.presence_penalty), bits(params.frequency_penalty), values.data_ptr(), found.data_ptr(),
-        found.data_ptr() + 4 * CANDIDATES, 0, 0, 0,
+        found.data_ptr() + 4 * CANDIDATES,
     )  # fmt: skip
     numbers = found.tolist()
     return values.tolist()[: numbers[-1]], numbers[: numbers[-1]]

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ninfer.ops.cpu.kernel import device
 from ninfer.ops.cpu.simd import (
+    device,
     e2m1,
     five_bits_even,
     five_bits_odd,

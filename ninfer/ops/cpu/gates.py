@@ -8,7 +8,8 @@ import torch
 
 from ninfer.errors import OptionError
 from ninfer.ops.cpu.access import FLOAT32, kind_of, load_some, size_of, store_some
-from ninfer.ops.cpu.kernel import Kernel, argument, launcher, next_shared, threads
+from ninfer.ops.cpu.block import argument, next_shared
+from ninfer.ops.cpu.kernel import Kernel, launcher, threads
 from ninfer.ops.cpu.plan import plan_of
 from ninfer.ops.cpu.products import product
 from ninfer.ops.cpu.simd import get_f32, mul, put_f32, sigmoid, stack
@@ -74,7 +75,7 @@ def sigmoid_mul(a: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     team = threads() if rows * width > _PARALLEL else 1
     _launch(
         _sigmoid_mul.address, team, 0, a.data_ptr(), gate.data_ptr(), out.data_ptr(), rows, width, kind_of(a),
-        stride, 0, 0, 0, 0, 0,
+        stride,
     )  # fmt: skip
     return out
 
@@ -95,6 +96,6 @@ def gdn_gating(
     team = threads() if g.numel() > 256 else 1
     _launch(
         _gating.address, team, 0, g.data_ptr(), beta.data_ptr(), a_log.data_ptr(), dt_bias.data_ptr(), x.shape[0],
-        heads, 0, 0, 0, 0, 0, 0,
+        heads,
     )  # fmt: skip
     return g, beta

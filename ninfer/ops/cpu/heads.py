@@ -13,17 +13,11 @@ import torch
 
 from ninfer.errors import OptionError
 from ninfer.ops.cpu.access import kind_of, load_some, size_of, store_some
-from ninfer.ops.cpu.kernel import (
-    Kernel,
-    argument,
-    bits,
-    device,
-    long_launcher,
-    next_shared,
-    threads,
-)
+from ninfer.ops.cpu.block import argument, next_shared
+from ninfer.ops.cpu.kernel import Kernel, bits, launcher, threads
 from ninfer.ops.cpu.normalize import inverse_rms
 from ninfer.ops.cpu.simd import (
+    device,
     add,
     angle_quadrant,
     angle_rest,
@@ -46,7 +40,7 @@ from ninfer.ops.rope import Rope
 
 _PARALLEL = 1 << 13  # elements
 
-_launch = long_launcher()
+_launch = launcher()
 
 
 def _float(value: float) -> np.float32:
@@ -203,7 +197,7 @@ def qk_prepare(
     out = torch.empty((columns, q_heads, width), dtype=q.dtype)
     team = threads() if columns * (q_heads + k_heads) * width > _PARALLEL else 1
     _launch(
-        _heads.address, team, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), q.stride(0), k.stride(0),
+        _heads.address, team, 0, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), q.stride(0), k.stride(0),
         v.stride(0), positions.data_ptr(), positions.stride(0) if positions.dim() == 2 else 0,
         cache_positions.data_ptr(), columns, page_table.data_ptr(), page_table.stride(0),
         columns // page_table.shape[0], k_pages.data_ptr(), v_pages.data_ptr(), kind, q_heads, k_heads, width,

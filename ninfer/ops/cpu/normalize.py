@@ -5,23 +5,13 @@ Roofline: 4 bytes an element in bf16; one row of 576 takes 0.1 us, so at T = 1 t
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from ninfer.errors import OptionError
 from ninfer.ops.cpu.access import kind_of, load_some, size_of, store_some
-from ninfer.ops.cpu.kernel import (
-    ARGUMENTS,
-    Kernel,
-    argument,
-    bits,
-    device,
-    launcher,
-    next_shared,
-    threads,
-)
-from ninfer.ops.cpu.simd import add, fma, get_f64, mul, silu, splat, stack, total, zeros
+from ninfer.ops.cpu.block import ARGUMENTS, argument, next_shared
+from ninfer.ops.cpu.kernel import Kernel, bits, launcher, threads
+from ninfer.ops.cpu.simd import add, device, fma, get_f64, mul, silu, splat, square_root, stack, total, zeros
 
 _ROWS = 4
 _PARALLEL = 1 << 14  # elements
@@ -41,7 +31,7 @@ def inverse_rms(x, kind, width, eps, scratch):
     for start in range(width & -32, width, 16):
         a = load_some(x + size * start, kind, min(16, width - start), scratch)
         even = fma(a, a, even)
-    return 1.0 / math.sqrt(total(add(even, odd)) / width + eps)
+    return 1.0 / square_root(total(add(even, odd)) / width + eps)
 
 
 def norm_kernel(data):
@@ -96,6 +86,6 @@ def _run(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: int, gate: i
     count = x.numel()
     _launch(
         _norm.address, _team(count), 0, x.data_ptr(), weight.data_ptr(), out.data_ptr(), count // width, width,
-        kind_of(x), kind_of(weight), offset, bits(eps), gate, 0, 0,
+        kind_of(x), kind_of(weight), offset, bits(eps), gate,
     )  # fmt: skip
     return out

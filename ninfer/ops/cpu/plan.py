@@ -14,7 +14,8 @@ import torch
 
 from ninfer.errors import FormatError
 from ninfer.ops.cpu.codecs import CODECS, UNIT
-from ninfer.ops.cpu.kernel import ARGUMENTS, DYNAMIC, bits
+from ninfer.ops.cpu.block import ARGUMENTS, DYNAMIC
+from ninfer.ops.cpu.kernel import bits
 from ninfer.ops.weights import Encoded, Matrix, RowSpan
 
 

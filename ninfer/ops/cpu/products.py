@@ -60,7 +60,7 @@ def linear_swiglu(x: torch.Tensor, gate_up: Matrix) -> torch.Tensor:
         codec = pair.left.planes.codec
         _launch(
             small.linear_of(codec).address, threads(), pair.address, source.address(pair.left), out.data_ptr(), 0,
-            x.shape[0], kind, kind, out.shape[1], pair.first, pair.rows, 1, 0, 0,
+            x.shape[0], kind, kind, out.shape[1], pair.first, pair.rows, 1,
         )  # fmt: skip
     return out
 
@@ -69,7 +69,7 @@ def decode_rows(segment: Segment, begin: int, end: int, out: torch.Tensor) -> No
     """Rows `[begin, end)` of a segment, decoded into `out [end - begin, K]` (bf16 or float32)."""
     _launch(
         small.decode_of(segment.planes.codec).address, threads(), segment.address, 0, out.data_ptr(), end - begin,
-        kind_of(out), out.shape[1], begin, 0, 0, 0, 0, 0, 0,
+        kind_of(out), out.shape[1], begin,
     )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def embedding(ids: torch.Tensor, table: Matrix, dtype: torch.dtype) -> torch.Ten
 def _gather(segment: Segment, rows: torch.Tensor, out: torch.Tensor, kind: int) -> None:
     _launch(
         small.decode_of(segment.planes.codec).address, threads() if len(rows) > 32 else 1, segment.address,
-        rows.data_ptr(), out.data_ptr(), len(rows), kind, out.shape[1], 0, 0, 0, 0, 0, 0, 0,
+        rows.data_ptr(), out.data_ptr(), len(rows), kind, out.shape[1],
     )  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def product(
                 break
             _launch(
                 small.linear_of(segment.planes.codec).address, threads(), segment.address, source.address(segment),
-                out.data_ptr(), add, x.shape[0], kind, out_kind, rows, segment.first, count, 0, add_kind, 0,
+                out.data_ptr(), add, x.shape[0], kind, out_kind, rows, segment.first, count, 0, add_kind,
             )  # fmt: skip
     elif kind == BF16 and not exact and amx.available():
         packed = _Packed(x, plan)
@@ -160,7 +160,7 @@ class _Columns:
             wide = self.wide[segment.pairs] = torch.empty((x.shape[0], 32 * units))
             _launch(
                 small.widen_of(segment.pairs).address, 1, 0, x.data_ptr(), wide.data_ptr(), x.shape[0], self.kind,
-                x.shape[1], units, 0, 0, 0, 0, 0, 0,
+                x.shape[1], units,
             )  # fmt: skip
         return wide.data_ptr()
 
@@ -192,7 +192,7 @@ class _Packed:
             )
             _launch(
                 wide.pack_of(segment.pairs).address, self.team, 0, x.data_ptr(), tiles.data_ptr(), x.shape[0],
-                x.shape[1], units, 0, 0, 0, 0, 0, 0, 0,
+                x.shape[1], units,
             )  # fmt: skip
         add, add_kind = (0, 0) if residual is None else (residual.data_ptr(), kind_of(residual))
         _launch(

@@ -12,8 +12,10 @@ import math
 import torch
 
 from ninfer.ops.cpu.access import kind_of, load_some, size_of, store_some
-from ninfer.ops.cpu.kernel import Kernel, argument, device, long_launcher, next_shared, threads
+from ninfer.ops.cpu.block import argument, next_shared
+from ninfer.ops.cpu.kernel import Kernel, launcher, threads
 from ninfer.ops.cpu.simd import (
+    device,
     copy_bytes,
     fma,
     get_f32,
@@ -21,6 +23,7 @@ from ninfer.ops.cpu.simd import (
     load_f32,
     mul,
     splat,
+    square_root,
     stack,
     store_f32,
     sub,
@@ -29,7 +32,7 @@ from ninfer.ops.cpu.simd import (
     zeros,
 )
 
-_launch = long_launcher()
+_launch = launcher()
 
 
 @device
@@ -41,7 +44,7 @@ def _normalized(source, kind, width, padded, factor, target, scratch):
         value = load_some(source + size * start, kind, min(16, width - start), scratch)
         store_f32(target + 4 * start, value)
         squares = fma(value, value, squares)
-    inverse = splat(factor / math.sqrt(total(squares) + 1e-6))
+    inverse = splat(factor / square_root(total(squares) + 1e-6))
     for start in range(0, padded, 16):
         store_f32(target + 4 * start, mul(load_f32(target + 4 * start), inverse))
 
@@ -134,7 +137,7 @@ def recurrence_kernel(data):
                 kind,
                 width,
                 padded,
-                1.0 / math.sqrt(width),
+                1.0 / square_root(width),
                 query,
                 scratch,
             )
@@ -177,8 +180,7 @@ def advance(
     todo = per_request - first
     team = threads() if requests * v_heads * todo > 1 else 1
     _launch(
-        _recurrence.address, team, q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
+        _recurrence.address, team, 0, q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
         g.data_ptr(), beta.data_ptr(), states.data_ptr(), source_slots.data_ptr(), target_slots.data_ptr(),
         out.data_ptr(), requests, per_request, first, todo, k.shape[1], v_heads, k.shape[2], v_width, kind_of(q),
-        0, 0, 0, 0, 0, 0, 0,
     )  # fmt: skip

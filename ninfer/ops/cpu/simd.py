@@ -1,20 +1,24 @@
-"""Vectors of 16 lanes inside Numba kernels.
+"""The instruction set of our kernels: 16-lane vectors, memory by address, codes of weights.
 
-Numba has no vector values, and LLVM's own vectorizer does not see through packed weight codes. This file adds two
-types, 16 float32 lanes (`F32`) and 16 int32 lanes (`I32`), and the operations that kernels need, each a line or
-two of portable LLVM IR: the code generator splits the vectors on machines with shorter registers. Addresses are
-plain integers (`tensor.data_ptr()`), so that a call converts nothing. Loads and stores need no alignment.
+Kernels are Python functions that Numba compiles (`compiler.py`). Numba has no vector values, and LLVM's own vectorizer
+does not see through packed weight codes. So this file defines two types, 16 float32 lanes (`F32`) and 16 int32 lanes
+(`I32`), and the operations that kernels need, each a line or two of portable LLVM IR: the code generator splits the
+vectors on machines with shorter registers. Addresses are plain integers (`tensor.data_ptr()`), so that a call converts
+nothing. Loads and stores need no alignment.
+
+An `operation` describes code and is called inside kernels only; a `device` function is inlined into them. Nothing
+here imports Numba: it is needed only when a kernel is not in the cache yet.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
 
 LANES = 16
 
@@ -23,54 +27,57 @@ _HALF, _FLOAT, _DOUBLE = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 _VI8, _VI16, _VI32, _VF32, _VF16 = (ir.VectorType(t, LANES) for t in (_I8, _I16, _I32, _FLOAT, _HALF))
 
 
-class VectorType(types.Type):
-    """Numba's view of a vector value; `element` is the LLVM type of a lane."""
+class Kind(Enum):
+    """Types of values that operations take and give."""
 
-    def __init__(self, name: str, element: ir.Type) -> None:
-        self.element = element
-        super().__init__(name=name)
-
-
-F32 = VectorType("ninfer_f32x16", _FLOAT)
-I32 = VectorType("ninfer_i32x16", _I32)
-
-
-@register_model(VectorType)
-class _VectorModel(models.PrimitiveModel):
-    def __init__(self, manager, fe_type):
-        super().__init__(manager, fe_type, ir.VectorType(fe_type.element, LANES))
+    F32 = "16 float32 lanes"
+    I32 = "16 int32 lanes"
+    INTEGER = "int64, also an address"
+    FLOAT = "float32"
+    DOUBLE = "float64"
+    NOTHING = "no value"
 
 
-def operation(result, *parameters):
-    """Decorator: `emit(builder, *values) -> value` becomes an intrinsic of this fixed signature."""
+F32, I32 = Kind.F32, Kind.I32
+INTEGER, FLOAT, DOUBLE, NOTHING = Kind.INTEGER, Kind.FLOAT, Kind.DOUBLE, Kind.NOTHING
 
-    def wrap(emit):
-        signature = result(*parameters)
 
-        def generate(context, builder, _signature, args):
-            value = emit(builder, *args)
-            return context.get_dummy_value() if value is None else value
+class Operation:
+    """An instruction of kernels: `emit(builder, *values)` writes its LLVM IR and returns the resulting value."""
 
-        by_arity = (
-            lambda typing: (signature, generate),
-            lambda typing, a: (signature, generate),
-            lambda typing, a, b: (signature, generate),
-            lambda typing, a, b, c: (signature, generate),
-            lambda typing, a, b, c, d: (signature, generate),
-            lambda typing, a, b, c, d, e: (signature, generate),
-        )
-        function = by_arity[len(parameters)]
-        function.__name__ = function.__qualname__ = emit.__name__
-        function.__doc__ = emit.__doc__
-        return intrinsic(function)
+    def __init__(self, emit: Callable, result: Kind, parameters: tuple[Kind, ...]) -> None:
+        self.emit, self.result, self.parameters = emit, result, parameters
+        self.__name__, self.__doc__ = emit.__name__, emit.__doc__
 
-    return wrap
+    def __call__(self, *args: Any) -> Any:
+        raise TypeError(f"{self.__name__} is an instruction of compiled kernels and cannot be called from Python")
+
+
+def operation(result: Kind, *parameters: Kind) -> Callable[[Callable], Operation]:
+    """Decorator that makes an `Operation` of this signature from its `emit` function."""
+    return lambda emit: Operation(emit, result, parameters)
+
+
+def device(function: Callable) -> Callable:
+    """Decorator of functions that kernels inline; from Python they stay ordinary functions."""
+    function.__device__ = True  # type: ignore[attr-defined]
+    return function
 
 
 def call(builder, name, result, *args):
     """Call an LLVM intrinsic or an external function by name."""
-    kind = ir.FunctionType(result, [a.type for a in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+    function = builder.module.globals.get(name)
+    if function is None:
+        kind = ir.FunctionType(result, [a.type for a in args])
+        function = ir.Function(builder.module, kind, name)
+    return builder.call(function, args)
+
+
+def has_feature(feature: str) -> bool:
+    """Does the machine that kernels are compiled for have this LLVM feature?"""
+    from ninfer.ops.cpu.native import target_features
+
+    return f"+{feature}" in target_features().split(",")
 
 
 def pointer(builder, address, pointee):
@@ -103,36 +110,29 @@ def _splat(builder, scalar, kind):
     return builder.shuffle_vector(first, _undefined(kind), _indices([0] * LANES))
 
 
-def _has(builder, feature):
-    """Does the machine that this module is compiled for have the feature?"""
-    from numba.core.registry import cpu_target
-
-    return f"+{feature}" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
-
-
 # --- memory: vectors
 
 
-@operation(F32, types.int64)
+@operation(F32, INTEGER)
 def load_f32(builder, address):
     """16 float32."""
     return _load(builder, address, _VF32)
 
 
-@operation(F32, types.int64)
+@operation(F32, INTEGER)
 def load_bf16(builder, address):
     """16 bf16 words, widened exactly."""
     wide = builder.zext(_load(builder, address, _VI16), _VI32)
     return builder.bitcast(builder.shl(wide, _lanes(_VI32, 16)), _VF32)
 
 
-@operation(F32, types.int64)
+@operation(F32, INTEGER)
 def load_f16(builder, address):
     """16 binary16 words, widened exactly."""
     return builder.fpext(_load(builder, address, _VF16), _VF32)
 
 
-@operation(F32, types.int64)
+@operation(F32, INTEGER)
 def load_e4m3(builder, address):
     """16 E4M3 codes, widened exactly: moved into the fields of a half, which is 2^-8 of the value."""
     words = builder.shl(builder.sext(_load(builder, address, _VI8), _VI16), _lanes(_VI16, 7))
@@ -140,19 +140,19 @@ def load_e4m3(builder, address):
     return builder.fmul(builder.fpext(half, _VF32), _lanes(_VF32, 256.0))
 
 
-@operation(I32, types.int64)
+@operation(I32, INTEGER)
 def load_u8(builder, address):
     """16 bytes as lanes 0..255."""
     return builder.zext(_load(builder, address, _VI8), _VI32)
 
 
-@operation(I32, types.int64)
+@operation(I32, INTEGER)
 def load_i8(builder, address):
     """16 signed bytes."""
     return builder.sext(_load(builder, address, _VI8), _VI32)
 
 
-@operation(types.void, types.int64, F32)
+@operation(NOTHING, INTEGER, F32)
 def store_f32(builder, address, value):
     _store(builder, address, value)
 
@@ -171,7 +171,7 @@ def _round_bf16(builder, value, kind):
     return builder.lshr(builder.select(nan, builder.or_(bits, lanes(0x400000)), rounded), lanes(16))
 
 
-@operation(types.void, types.int64, F32)
+@operation(NOTHING, INTEGER, F32)
 def store_bf16(builder, address, value):
     """Round each lane to bf16 and store the words."""
     _store(builder, address, builder.trunc(_round_bf16(builder, value, _VF32), _VI16))
@@ -187,68 +187,68 @@ def as_bf16(builder, value):
 # --- memory: scalars
 
 
-@operation(types.int64, types.int64)
+@operation(INTEGER, INTEGER)
 def get_i64(builder, address):
     return _load(builder, address, _I64)
 
 
-@operation(types.int64, types.int64)
+@operation(INTEGER, INTEGER)
 def get_i32(builder, address):
     return builder.sext(_load(builder, address, _I32), _I64)
 
 
-@operation(types.int64, types.int64)
+@operation(INTEGER, INTEGER)
 def get_u8(builder, address):
     return builder.zext(_load(builder, address, _I8), _I64)
 
 
-@operation(types.float32, types.int64)
+@operation(FLOAT, INTEGER)
 def get_f32(builder, address):
     return _load(builder, address, _FLOAT)
 
 
-@operation(types.float64, types.int64)
+@operation(DOUBLE, INTEGER)
 def get_f64(builder, address):
     return _load(builder, address, _DOUBLE)
 
 
-@operation(types.float32, types.int64)
+@operation(FLOAT, INTEGER)
 def get_f16(builder, address):
     return builder.fpext(_load(builder, address, _HALF), _FLOAT)
 
 
-@operation(types.float32, types.int64)
+@operation(FLOAT, INTEGER)
 def get_bf16(builder, address):
     wide = builder.shl(builder.zext(_load(builder, address, _I16), _I32), _I32(16))
     return builder.bitcast(wide, _FLOAT)
 
 
-@operation(types.void, types.int64, types.int64)
+@operation(NOTHING, INTEGER, INTEGER)
 def put_i64(builder, address, value):
     _store(builder, address, value)
 
 
-@operation(types.void, types.int64, types.int64)
+@operation(NOTHING, INTEGER, INTEGER)
 def put_i32(builder, address, value):
     _store(builder, address, builder.trunc(value, _I32))
 
 
-@operation(types.void, types.int64, types.int64)
+@operation(NOTHING, INTEGER, INTEGER)
 def put_u8(builder, address, value):
     _store(builder, address, builder.trunc(value, _I8))
 
 
-@operation(types.void, types.int64, types.float32)
+@operation(NOTHING, INTEGER, FLOAT)
 def put_f32(builder, address, value):
     _store(builder, address, value)
 
 
-@operation(types.void, types.int64, types.float64)
+@operation(NOTHING, INTEGER, DOUBLE)
 def put_f64(builder, address, value):
     _store(builder, address, value)
 
 
-@operation(types.void, types.int64, types.float32)
+@operation(NOTHING, INTEGER, FLOAT)
 def put_bf16(builder, address, value):
     one = ir.VectorType(_FLOAT, 1)
     lane = builder.insert_element(_undefined(one), value, _I32(0))
@@ -256,14 +256,14 @@ def put_bf16(builder, address, value):
     _store(builder, address, builder.trunc(word, _I16))
 
 
-@operation(types.void, types.int64, types.int64)
+@operation(NOTHING, INTEGER, INTEGER)
 def widen_two_f16(builder, source, target):
     """Two neighbouring binary16 words to two float32."""
     pair = _load(builder, source, ir.VectorType(_HALF, 2))
     _store(builder, target, builder.fpext(pair, ir.VectorType(_FLOAT, 2)))
 
 
-@operation(types.void, types.int64, types.int64)
+@operation(NOTHING, INTEGER, INTEGER)
 def widen_four_e4m3(builder, source, target):
     """Four neighbouring E4M3 codes to four float32."""
     i16, f16, f32 = (ir.VectorType(t, 4) for t in (_I16, _HALF, _FLOAT))
@@ -273,7 +273,7 @@ def widen_four_e4m3(builder, source, target):
     _store(builder, target, builder.fmul(builder.fpext(half, f32), ir.Constant(f32, [256.0] * 4)))
 
 
-@operation(types.void, types.int64)
+@operation(NOTHING, INTEGER)
 def split_pairs(builder, address):
     """Reorder 32 words of 16 bits in place: the even ones first, then the odd ones."""
     kind = ir.VectorType(_I16, 32)
@@ -282,16 +282,14 @@ def split_pairs(builder, address):
     _store(builder, address, builder.shuffle_vector(words, words, order))
 
 
-@operation(types.void, types.int64)
+@operation(NOTHING, INTEGER)
 def prefetch(builder, address):
     """Start fetching the cache line of an address; any address is allowed."""
     place = pointer(builder, address, _I8)
-    kind = ir.FunctionType(ir.VoidType(), [place.type, _I32, _I32, _I32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [place, _I32(0), _I32(3), _I32(1)])
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), place, _I32(0), _I32(3), _I32(1))
 
 
-@operation(types.int64, types.int64)
+@operation(INTEGER, INTEGER)
 def stack(builder, size):
     """`size` bytes of this call's stack, at a multiple of 64; use at the top of a kernel, not in a loop."""
     memory = builder.alloca(_I8, size=size)
@@ -299,7 +297,7 @@ def stack(builder, size):
     return builder.ptrtoint(memory, _I64)
 
 
-@operation(types.int64, types.int64, types.int64)
+@operation(INTEGER, INTEGER, INTEGER)
 def fetch_add(builder, address, value):
     """Add to a shared counter and return what it was."""
     return builder.atomic_rmw("add", pointer(builder, address, _I64), value, "seq_cst")
@@ -340,7 +338,12 @@ def maximum(builder, a, b):
     return call(builder, "llvm.maxnum.v16f32", _VF32, a, b)
 
 
-@operation(F32, types.int64)
+@operation(DOUBLE, DOUBLE)
+def square_root(builder, value):
+    return call(builder, "llvm.sqrt.f64", _DOUBLE, value)
+
+
+@operation(F32, INTEGER)
 def load_i32_as_f32(builder, address):
     """16 int32, converted."""
     return builder.sitofp(_load(builder, address, _VI32), _VF32)
@@ -353,14 +356,14 @@ def positive(builder, a):
     return builder.select(above, _lanes(_VF32, 1.0), _lanes(_VF32, 0.0))
 
 
-@operation(types.int64, F32, types.float32)
+@operation(INTEGER, F32, FLOAT)
 def any_greater(builder, a, bound):
     """Nonzero if some lane is above the bound."""
     above = builder.fcmp_ordered(">", a, _splat(builder, bound, _VF32))
     return builder.zext(builder.bitcast(above, ir.IntType(LANES)), _I64)
 
 
-@operation(F32, types.float32)
+@operation(F32, FLOAT)
 def splat(builder, value):
     """One float32 in all lanes."""
     return _splat(builder, value, _VF32)
@@ -406,7 +409,7 @@ def take_odd(builder, a, b):
     return builder.shuffle_vector(a, b, _indices(range(1, 32, 2)))
 
 
-@operation(F32, types.int64)
+@operation(F32, INTEGER)
 def totals(builder, address):
     """The lane sums of 16 vectors that lie one after the other; each a binary tree, halves onto halves."""
     rows = [_load(builder, builder.add(address, _I64(64 * i)), _VF32) for i in range(LANES)]
@@ -425,7 +428,7 @@ def totals(builder, address):
     return rows[0]
 
 
-@operation(types.float32, F32)
+@operation(FLOAT, F32)
 def total(builder, a):
     """Sum of the lanes as a binary tree, halves onto halves."""
     lanes, value = LANES, a
@@ -436,7 +439,7 @@ def total(builder, a):
     return builder.extract_element(value, _I32(0))
 
 
-@operation(types.float32, F32)
+@operation(FLOAT, F32)
 def largest(builder, a):
     return call(builder, "llvm.vector.reduce.fmax.v16f32", _FLOAT, a)
 
@@ -469,7 +472,7 @@ _E3, _E2, _E1 = _f32(4.1665795894e-2), _f32(1.6666665459e-1), _f32(5.0000001201e
 _ONE = _f32(1.0)
 
 
-@njit(forceinline=True)
+@device
 def exp(x):
     """e^x within 2 units in the last place; the argument is clamped to [-87, 88]."""
     x = _clamp_exponent(x)
@@ -480,12 +483,12 @@ def exp(x):
     return mul(fma(mul(r, r), p, add(r, splat(_ONE))), _power_of_two(n))
 
 
-@njit(forceinline=True)
+@device
 def sigmoid(x):
     return div(splat(_ONE), add(splat(_ONE), exp(sub(zeros(), x))))
 
 
-@njit(forceinline=True)
+@device
 def silu(x):
     return div(x, add(splat(_ONE), exp(sub(zeros(), x))))
 
@@ -499,18 +502,18 @@ def high_nibbles(builder, a):
     return builder.lshr(a, _lanes(_VI32, 4))
 
 
-@operation(I32, I32, types.int64)
+@operation(I32, I32, INTEGER)
 def shift_right(builder, a, bits):
     """Lanes shifted right by a scalar."""
     return builder.lshr(a, _splat(builder, builder.trunc(bits, _I32), _VI32))
 
 
-@operation(I32, I32, types.int64)
+@operation(I32, I32, INTEGER)
 def mask(builder, a, bits):
     return builder.and_(a, _splat(builder, builder.trunc(bits, _I32), _VI32))
 
 
-@operation(I32, I32, I32, types.int64)
+@operation(I32, I32, I32, INTEGER)
 def insert_bits(builder, a, b, at):
     """`a | b << at`."""
     return builder.or_(a, builder.shl(b, _splat(builder, builder.trunc(at, _I32), _VI32)))
@@ -522,7 +525,7 @@ def to_f32(builder, a):
     return builder.sitofp(a, _VF32)
 
 
-@operation(F32, I32, types.int64)
+@operation(F32, I32, INTEGER)
 def to_f32_minus(builder, a, bias):
     """`a - bias` as float32."""
     return builder.sitofp(builder.sub(a, _splat(builder, builder.trunc(bias, _I32), _VI32)), _VF32)
@@ -548,24 +551,24 @@ def _six(builder, nibbles, address, odd):
     return _with_high_bits(builder, nibbles, builder.shl(both, lanes), 6)
 
 
-@operation(F32, I32, types.int64)
+@operation(F32, I32, INTEGER)
 def five_bits_even(builder, nibbles, address):
     """Signed 5-bit codes of lanes 0, 2, ..., 30 of a unit; `address` holds its 32 high bits."""
     return _five(builder, nibbles, address, 0)
 
 
-@operation(F32, I32, types.int64)
+@operation(F32, I32, INTEGER)
 def five_bits_odd(builder, nibbles, address):
     return _five(builder, nibbles, address, 1)
 
 
-@operation(F32, I32, types.int64)
+@operation(F32, I32, INTEGER)
 def six_bits_even(builder, nibbles, address):
     """Signed 6-bit codes of lanes 0, 2, ..., 30 of a unit; `address` holds its 32 pairs of high bits."""
     return _six(builder, nibbles, address, 0)
 
 
-@operation(F32, I32, types.int64)
+@operation(F32, I32, INTEGER)
 def six_bits_odd(builder, nibbles, address):
     return _six(builder, nibbles, address, 1)
 
@@ -575,7 +578,7 @@ def six_bits_odd(builder, nibbles, address):
 
 
 def _pick(builder, table, codes, otherwise):
-    if _has(builder, "avx512f"):
+    if has_feature("avx512f"):
         return call(builder, "llvm.x86.avx512.permvar.sf.512", _VF32, table, codes)
     return otherwise(builder.and_(codes, _lanes(_VI32, 15)))
 
@@ -636,13 +639,13 @@ def _turn(builder, turns, frequencies):
     return whole, builder.fptrunc(rest, _VF32)
 
 
-@operation(F32, types.int64, types.int64)
+@operation(F32, INTEGER, INTEGER)
 def angle_rest(builder, turns, frequencies):
     """What remains of the angles beyond whole quarter turns, in [-pi/4, pi/4]."""
     return _turn(builder, turns, frequencies)[1]
 
 
-@operation(I32, types.int64, types.int64)
+@operation(I32, INTEGER, INTEGER)
 def angle_quadrant(builder, turns, frequencies):
     """Whole quarter turns modulo 4. Both arguments are addresses of 16 float64."""
     whole, _ = _turn(builder, turns, frequencies)
@@ -658,7 +661,7 @@ def choose(builder, index, a, b, c, d):
     return builder.select(high, builder.select(low, a, b), builder.select(low, c, d))
 
 
-@njit(forceinline=True)
+@device
 def copy_bytes(target, source, count):
     for i in range(count >> 6):
         store_f32(target + 64 * i, load_f32(source + 64 * i))

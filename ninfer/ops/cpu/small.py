@@ -17,17 +17,10 @@ from collections.abc import Callable
 
 from ninfer.ops.cpu.access import load_some, size_of, store_some, widen
 from ninfer.ops.cpu.codecs import CODECS
-from ninfer.ops.cpu.kernel import (
-    DYNAMIC,
-    Kernel,
-    argument,
-    arrive,
-    device,
-    next_of,
-    next_shared,
-    team_size,
-)
+from ninfer.ops.cpu.block import DYNAMIC, argument, arrive, next_of, next_shared, team_size
+from ninfer.ops.cpu.kernel import Kernel
 from ninfer.ops.cpu.simd import (
+    device,
     add,
     div,
     fma,
@@ -385,13 +378,12 @@ def decode_kernel(data):
                 _emit(v0, v1, target + 32 * size * whole, kind, columns & 31, divisor, scratch)
 
 
-def specialize(function: Callable, name: str, helpers: tuple[Callable, ...], codec: str) -> Kernel:
-    """A template and its helpers, bound to a codec."""
+def specialize(function: Callable, name: str, codec: str) -> Kernel:
+    """A template, bound to a codec."""
     kind = CODECS[codec]
     return Kernel(
         function,
         f"{name}_{codec}",
-        helpers,
         values=kind.values,
         scales=kind.scales,
         scale_row=kind.scale_row,
@@ -403,12 +395,12 @@ def specialize(function: Callable, name: str, helpers: tuple[Callable, ...], cod
 
 @functools.cache
 def linear_of(codec: str) -> Kernel:
-    return specialize(linear_kernel, "linear", (_tail, _dot_pair, _decode_units), codec)
+    return specialize(linear_kernel, "linear", codec)
 
 
 @functools.cache
 def decode_of(codec: str) -> Kernel:
-    return specialize(decode_kernel, "decode", (_tail, _emit), codec)
+    return specialize(decode_kernel, "decode", codec)
 
 
 @functools.cache

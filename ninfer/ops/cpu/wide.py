@@ -28,8 +28,10 @@ from ninfer.ops.cpu.amx import (
     transpose,
 )
 from ninfer.ops.cpu.codecs import CODECS
-from ninfer.ops.cpu.kernel import DYNAMIC, Kernel, argument, arrive, device, next_shared
+from ninfer.ops.cpu.block import DYNAMIC, argument, arrive, next_shared
+from ninfer.ops.cpu.kernel import Kernel
 from ninfer.ops.cpu.simd import (
+    device,
     add,
     div,
     get_f64,
@@ -256,4 +258,4 @@ def pack_of(pairs: bool) -> Kernel:
 @functools.cache
 def tiles_of(codec: str) -> Kernel:
     """The kernel of many columns, specialized for a codec."""
-    return small.specialize(tiles_kernel, "tiles", (_tail, _decode_rows, _finish), codec)
+    return small.specialize(tiles_kernel, "tiles", codec)
