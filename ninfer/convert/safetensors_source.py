@@ -20,13 +20,13 @@ from ninfer.errors import ConversionError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _DTYPES = ("BF16", "F16", "F32", "F64", "I32", "I64", "I8", "U8", "F8_E4M3")
-_REMAP_AFTER = 1 << 30
+_REMAP_AFTER = 1 << 28
 
 
 class SafetensorsSource:
     """The checkpoint at `path`; `config` is the folder's `config.json`, None where there is none.
 
-    Only one shard is mapped at a time, and mapped anew after 1 GiB, so that pages already read don't pile
+    Only one shard is mapped at a time, and mapped anew after 256 MiB, so that pages already read don't pile
     up. Safe to read from several threads.
     """
 
