@@ -76,4 +76,4 @@ def test_decode_follows_prefill(artifact_path: Path) -> None:
     fed = tuple(tokens + output[:-1])
     logits = teacher_forced(model, fed, [len(fed)])[len(tokens) - 1 :]
     chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
-    assert (logits.max(1).values - chosen).max() <= 0.1
+    assert (logits.max(1).values - chosen).max() <= 0.05 * logits.std()  # two BF16 steps of a large logit
