@@ -42,6 +42,17 @@ def convert(
         list[str] | None,
         typer.Option("--resource", help="ROLE=PATH: in place of the source's own (repeatable)."),
     ] = None,
+    proposal: Annotated[
+        bool,
+        typer.Option("--proposal", help="Also make a 4-bit head over the likeliest tokens, for drafting."),
+    ] = False,
+    proposal_rows: Annotated[
+        int | None, typer.Option("--proposal-rows", min=1, help="Tokens of that head (131072).")
+    ] = None,
+    ranking: Annotated[
+        Path | None,
+        typer.Option("--ranking", help="Token counts, int64 (default: lower ids are more frequent)."),
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Public model name.")] = None,
     device: Annotated[str, typer.Option("--device", help="Where encoders run: cpu, cuda, cuda:1.")] = "cpu",
     rows_per_chunk: Annotated[
@@ -62,8 +73,12 @@ def convert(
     resources = _pairs(resource, "--resource", "ROLE=PATH")
     from ninfer.cli.progress import conversion_progress
     from ninfer.convert import convert as convert_checkpoint
+    from ninfer.convert.proposal import ROWS, ProposalOptions
 
     _check_device(device)
+    if not proposal and (proposal_rows is not None or ranking is not None):
+        raise OptionError("--proposal-rows and --ranking need --proposal")
+    head = ProposalOptions(proposal_rows or ROWS, ranking) if proposal else None
     signal.signal(signal.SIGTERM, _interrupted)
     try:
         with conversion_progress(quiet) as progress:
@@ -75,6 +90,7 @@ def convert(
                 sources=sources,
                 components=tuple(part.strip() for part in components.split(",")),
                 resources=resources,
+                proposal=head,
                 name=name,
                 device=device,
                 rows_per_chunk=rows_per_chunk,

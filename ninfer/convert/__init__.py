@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ninfer.convert.cache import ensure_artifact
     from ninfer.convert.pipeline import convert
+    from ninfer.convert.proposal import ProposalOptions
     from ninfer.convert.report import Report
 
-__all__ = ["Report", "convert", "ensure_artifact"]
+__all__ = ["ProposalOptions", "Report", "convert", "ensure_artifact"]
 
-_LAZY = {"Report": "report", "convert": "pipeline", "ensure_artifact": "cache"}
+_LAZY = {"ProposalOptions": "proposal", "Report": "report", "convert": "pipeline", "ensure_artifact": "cache"}
 
 
 def __getattr__(name: str) -> object:

@@ -11,15 +11,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from ninfer.artifact import ArtifactWriter, Component, Directory, ResourceObject, place
+from ninfer.artifact import ArtifactWriter, Component, Directory, Proposal, ResourceObject, place
+from ninfer.convert import proposal as proposal_head
 from ninfer.convert import recipes
 from ninfer.convert.catalog import Catalog
 from ninfer.convert.checkpoint import Checkpoint, check_same_model, open_checkpoint
 from ninfer.convert.encode import Encoder, Progress, default_workers
 from ninfer.convert.parameters import KNOWN_COMPONENTS, TEXT, Geometry, declare
 from ninfer.convert.plan import Plan, Planner
+from ninfer.convert.proposal import ProposalOptions
 from ninfer.convert.recipe import BASE, Recipe, check
 from ninfer.convert.report import Report, describe, encode, report_path
 from ninfer.errors import ConversionError
@@ -39,6 +42,7 @@ def convert(
     sources: Mapping[str, Path] | None = None,
     components: Sequence[str] = (TEXT,),
     resources: Mapping[str, Path] | None = None,
+    proposal: ProposalOptions | None = None,
     name: str | None = None,
     device: str = "cpu",
     rows_per_chunk: int = ROWS_PER_CHUNK,
@@ -51,9 +55,9 @@ def convert(
     source: a safetensors folder, index or file, or a GGUF file. recipe: a named recipe or
     `FILE.py[:function]`; by default what the source stores is kept. override: a recipe file that runs
     afterwards. sources: further checkpoints by the names that recipes use. resources: role -> file, in
-    place of the source's own. workers: encoding threads (default: the cores, at most 16). Raises
-    ConversionError (or ArtifactError for the output) in one sentence; then, and on Ctrl-C, nothing is
-    left.
+    place of the source's own. proposal: also make a proposal head. workers: encoding threads (default:
+    the cores, at most 16). Raises ConversionError (or ArtifactError for the output) in one sentence;
+    then, and on Ctrl-C, nothing is left.
     """
     started = time.monotonic()
     source, out = Path(source), Path(out)
@@ -66,10 +70,13 @@ def convert(
             if other != BASE:
                 check_same_model(configs, checkpoint, other)
         chosen = recipe or base.default_recipe
-        catalog = _catalog(configs, opened)
+        texts = base.resources(resources or {})
+        ids = None
+        if proposal is not None:
+            ids = proposal_head.select(proposal, texts, Geometry.of(configs[TEXT]).vocab)
+        catalog = _catalog(configs, opened, ids)
         choices = _choose(catalog, configs, chosen, override)
         plan = Planner(catalog, choices).plan()
-        texts = base.resources(resources or {})
         provenance: dict[str, Any] = {
             "converter": CONVERTER,
             "recipe": chosen,
@@ -80,7 +87,10 @@ def convert(
         }
         if override is not None:
             provenance["override"] = override
-        directory = _directory(plan, configs, texts, name, provenance)
+        if proposal is not None and proposal.ranking is not None:
+            provenance["ranking"] = str(proposal.ranking)
+        record = None if ids is None else Proposal("indexed", len(ids))
+        directory = _directory(plan, configs, record, texts, name, provenance)
         _check_space(out, directory.payload_end)
         prepared = time.monotonic()
         with ArtifactWriter(out, directory, max_file_bytes=max_file_bytes) as writer:
@@ -152,13 +162,19 @@ def _open_sources(stack: contextlib.ExitStack, paths: Mapping[str, Path]) -> dic
     return {name: stack.enter_context(_opened(Path(path))) for name, path in paths.items()}
 
 
-def _catalog(configs: Mapping[str, Mapping[str, Any]], opened: Mapping[str, Any]) -> Catalog:
+def _catalog(
+    configs: Mapping[str, Mapping[str, Any]], opened: Mapping[str, Any], proposal_ids: np.ndarray | None
+) -> Catalog:
     parameters = declare(configs)
     geometry = Geometry.of(configs[TEXT])
     views = {
         name: checkpoint.views(parameters, geometry, is_partial=name != BASE)
         for name, checkpoint in opened.items()
     }
+    if proposal_ids is not None:
+        declared = proposal_head.declare(len(proposal_ids), geometry.hidden, configs)
+        parameters |= {parameter.name: parameter for parameter in declared}
+        views[BASE] |= proposal_head.views(proposal_ids, views[BASE]["text/output_head"])
     return Catalog(parameters, {name: checkpoint.source for name, checkpoint in opened.items()}, views)
 
 
@@ -169,6 +185,8 @@ def _choose(
     if Geometry.of(configs[TEXT]).is_tied:
         run.share("text/output_head", "text/token_embedding")
     recipes.load(recipe)(run)
+    if proposal_head.HEAD in catalog.parameters:
+        proposal_head.configure(run)
     if override is not None:
         recipes.load(override)(run)
     check(catalog.parameters, run.choices)
@@ -178,6 +196,7 @@ def _choose(
 def _directory(
     plan: Plan,
     configs: Mapping[str, Mapping[str, Any]],
+    proposal: Proposal | None,
     texts: Mapping[str, bytes],
     name: str | None,
     provenance: Mapping[str, Any],
@@ -188,7 +207,7 @@ def _directory(
     tensors = [weight.tensor for weight in plan.weights] + [tensor for tensor, _ in plan.auxiliaries]
     roles = {role: _resource_id(role) for role in texts}
     components = {
-        component: Component(config, None if component == TEXT else TEXT, roles if component == TEXT else {})
+        component: Component(config, None, roles, proposal) if component == TEXT else Component(config, TEXT)
         for component, config in configs.items()
     }
     return Directory(

@@ -124,7 +124,7 @@ def fp8_block(recipe: Recipe) -> None:
 def preserved(recipe: Recipe) -> None:
     """Every matrix as stored; plain FP32 becomes BF16. Default for GGUF and quantized checkpoints."""
     for name, parameter in recipe.parameters.items():
-        if parameter.is_direct or recipe.is_shared(name):
+        if parameter.is_direct or parameter.component == "proposal" or recipe.is_shared(name):
             continue
         stored = recipe.stored(name)
         if stored in ("bf16", "fp16", "fp32"):
