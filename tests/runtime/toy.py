@@ -1,7 +1,7 @@
 """A model without weights whose next token depends on everything that a real one's would.
 
 The most likely token after a sequence is a hash of all tokens with their positions (read back through the
-page table) and of a recurrent state that can't be rolled back. A slip in pages, positions or slots changes it.
+page table) and of a recurrent state that can't be rolled back. A slip in any of them changes it.
 """
 
 from collections.abc import Sequence
