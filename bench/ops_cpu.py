@@ -1,9 +1,10 @@
 """Time of every operator of a SmolLM2-shaped decode step and prefill chunk on this CPU.
 
-    python bench/ops_cpu.py [--format ggml_q4_1] [--head ggml_q8_0] [--context 128] [--prefill 512] [--repeat 7]
+    python bench/ops_cpu.py [--format ggml_q4_1] [--head ggml_q8_0] [--context 128] [--prefill 512] [--repeat
+    7]
 
-Weights are random and every layer has its own, so that a step streams them from memory as a model does. Each figure is
-the least of `--repeat` passes over the 30 layers; `GB/s` counts the weight bytes of that operator.
+Weights are random and every layer has its own, so that a step streams them from memory as a model does. Each
+figure is the least of `--repeat` passes over the 30 layers; `GB/s` counts the weight bytes of that operator.
 """
 
 from __future__ import annotations
@@ -127,7 +128,9 @@ def report(model: Model, title: str, tokens: torch.Tensor, positions: torch.Tens
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--format", default="ggml_q4_1", choices=[*_BLOCKS, "bf16"])
     parser.add_argument("--head", default="ggml_q8_0", choices=[*_BLOCKS, "bf16"])
     parser.add_argument("--context", type=int, default=128)

@@ -50,7 +50,7 @@ def paged_attention(
 ) -> torch.Tensor:
     """`softmax(scale q.k_j) v_j` over the keys `j <= cache_positions[t]`: `[T, Hq, D]` -> `[T, Hq, D]`.
 
-    Query head h reads key head `h // (Hq / Hkv)`; one rounding. Within a request the positions of a call ascend
-    by one. How the keys are divided into partial sums depends on the column's own position only.
+    Query head h reads key head `h // (Hq / Hkv)`; one rounding. Within a request the positions of a call
+    ascend by one. How the keys are divided into partial sums depends on the column's own position only.
     """
     return backend(q.device.type).paged_attention(q, k_pages, v_pages, page_table, cache_positions, scale)

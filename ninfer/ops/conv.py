@@ -1,7 +1,8 @@
 """Causal depthwise convolution with SiLU, carrying its history in slots.
 
-`out[t, c] = round(silu(sum_j weight[j, c] * u[t - taps + 1 + j, c]))`, where columns before the call come from
-the request's source slot (oldest first). The target slot receives the last `taps - 1` raw columns, bit for bit.
+`out[t, c] = round(silu(sum_j weight[j, c] * u[t - taps + 1 + j, c]))`, where columns before the call come
+from the request's source slot (oldest first). The target slot receives the last `taps - 1` raw columns, bit
+for bit.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ L2_EPS = 1e-6
 def gdn_gating(
     x: torch.Tensor, a: Matrix, b: Matrix, a_log: torch.Tensor, dt_bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`g = -exp(a_log) softplus(x A^T + dt_bias)` and `beta = sigmoid(x B^T)`: float32 `[T, Hv]`, unrounded."""
+    """`g = -exp(a_log) softplus(x A^T + dt_bias)` and `beta = sigmoid(x B^T)`: float32 `[T, Hv]`,
+    unrounded."""
     return backend(x.device.type).gdn_gating(x, a, b, a_log, dt_bias)
 
 

@@ -8,5 +8,6 @@ from ninfer.ops.dispatch import backend
 
 
 def sigmoid_mul(a: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """Elementwise product of `a` and `sigmoid(gate)`, equally many elements; rows of `gate` may be strided."""
+    """Elementwise product of `a` and `sigmoid(gate)`, equally many elements; rows of `gate` may be
+    strided."""
     return backend(a.device.type).sigmoid_mul(a, gate)

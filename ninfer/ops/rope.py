@@ -15,8 +15,8 @@ from ninfer.errors import OptionError
 class Rope:
     """Split-half rotation of the first `rotary_dim` dimensions: pair i couples i and i + rotary_dim/2.
 
-    Angle of pair i is `position[axis(i)] * inverse_frequency(i)`, formed in float64. With `sections` (pairs of
-    the temporal, height and width axes) the axes are interleaved; without, all pairs use axis 0.
+    Angle of pair i is `position[axis(i)] * inverse_frequency(i)`, formed in float64. With `sections` (pairs
+    of the temporal, height and width axes) the axes are interleaved; without, all pairs use axis 0.
     """
 
     rotary_dim: int

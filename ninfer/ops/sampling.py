@@ -1,8 +1,9 @@
 """Choosing the next token from one row of scores.
 
 Order: penalties; temperature 0 = lowest-id argmax; the n best by (score descending, id ascending) with n =
-top_k if 1..19, else 20; weights `exp((x - x0) / T)`; min_p cuts the tail, then top_p against the mass of all n;
-one draw. The draw is stateless: a function of seed, position and purpose, never of the row's place in a batch.
+top_k if 1..19, else 20; weights `exp((x - x0) / T)`; min_p cuts the tail, then top_p against the mass of all
+n; one draw. The draw is stateless: a function of seed, position and purpose, never of the row's place in a
+batch.
 """
 
 from __future__ import annotations
@@ -80,8 +81,9 @@ def sample(
 ) -> list[int]:
     """One token id per row of `logits` (float32 `[B, V]`, public ids); -1 where the best score is not finite.
 
-    `positions[b]` keys the draw (see `uniform`). `counts` (int32 `[B, V]`, needed only with penalties) says how
-    often each id was generated; it is read, never written: the caller counts a token when it is committed.
+    `positions[b]` keys the draw (see `uniform`). `counts` (int32 `[B, V]`, needed only with penalties) says
+    how often each id was generated; it is read, never written: the caller counts a token when it is
+    committed.
     """
     if len(params) != logits.shape[0] or len(positions) != logits.shape[0]:
         raise OptionError(

@@ -6,8 +6,8 @@ import torch
 
 from ninfer.errors import OptionError
 from ninfer.ops.cpu.simd import (
-    device,
     as_bf16,
+    device,
     get_bf16,
     get_f32,
     load_bf16,
@@ -99,8 +99,32 @@ def store_some(address, kind, value, count, scratch):
 
 
 @device
+def read_row(source, kind, count, target):
+    """`count` activations as float32 at `target`, zero-padded to whole vectors."""
+    size = size_of(kind)
+    for start in range(0, count & -16, 16):
+        store_f32(target + 4 * start, load(source + size * start, kind))
+    if count & 15:
+        start = count & -16
+        store_f32(target + 4 * start, zeros())
+        for lane in range(start, count):
+            put_f32(target + 4 * lane, get(source + size * lane, kind))
+
+
+@device
+def write_row(source, target, kind, count):
+    """`count` float32 at `source`, rounded as the kind says."""
+    size = size_of(kind)
+    for start in range(0, count & -16, 16):
+        store(target + size * start, kind, load_f32(source + 4 * start))
+    for lane in range(count & -16, count):
+        put(target + size * lane, kind, get_f32(source + 4 * lane))
+
+
+@device
 def widen(source, kind, columns, target, pairs, scratch):
-    """A row of activations as float32, units of 32 zero-padded; with `pairs` each unit's even lanes come first."""
+    """A row of activations as float32, units of 32 zero-padded; with `pairs` each unit's even lanes come
+    first."""
     size = size_of(kind)
     for unit in range((columns + 31) >> 5):
         left = columns - 32 * unit

@@ -22,7 +22,8 @@ class _BFloat(ir.Type):
 
 @functools.cache
 def available() -> bool:
-    """Does the processor have bf16 tiles, does LLVM know, and does the kernel grant their state to this process?"""
+    """Does the processor have bf16 tiles, does LLVM know, and does the kernel grant their state to this
+    process?"""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
     if not all(has_feature(name) for name in ("amx-tile", "amx-bf16", "avx512bf16")):
@@ -66,7 +67,8 @@ def _dot(builder, target, left, right):
 
 @operation(NOTHING, INTEGER, INTEGER, INTEGER, INTEGER)
 def multiply_two(builder, a, b, x, y):
-    """Add the products of two row tiles and two column tiles to the four sums: 0 = a x, 1 = a y, 2 = b x, 3 = b y."""
+    """Add the products of two row tiles and two column tiles to the four sums: 0 = a x, 1 = a y, 2 = b x, 3 =
+    b y."""
     for tile, address in zip((4, 5, 6, 7), (a, b, x, y), strict=True):
         _load(builder, tile, address)
     for target, left, right in ((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7)):
@@ -140,7 +142,8 @@ def transpose(builder, address):
 
 @operation(NOTHING, INTEGER, INTEGER, INTEGER)
 def pack_columns(builder, source, stride, target):
-    """16 columns' unit of 32 bf16 each, `stride` bytes apart, as a tile: row i holds the i-th pair of every column."""
+    """16 columns' unit of 32 bf16 each, `stride` bytes apart, as a tile: row i holds the i-th pair of every
+    column."""
     kind = ir.VectorType(_I32, LANES)
     rows = [
         builder.load(pointer(builder, builder.add(source, builder.mul(stride, _I64(i))), kind), align=1)

@@ -1,9 +1,9 @@
 """Softmax attention over pages.
 
-Few columns: one kernel. Keys are taken in runs of 256; a run yields, for the query heads of one key head, the maximum,
-the sum and the weighted values (float32), and whoever finishes a column's last run merges them in ascending order. So
-a column's result depends on its own keys only. Roofline: the bytes of K and V; a run of 256 keys of width 64 takes
-about 2.5 us for three query heads.
+Few columns: one kernel. Keys are taken in runs of 256; a run yields, for the query heads of one key head, the
+maximum, the sum and the weighted values (float32), and whoever finishes a column's last run merges them in
+ascending order. So a column's result depends on its own keys only. Roofline: the bytes of K and V; a run of
+256 keys of width 64 takes about 2.5 us for three query heads.
 
 Many columns: the pages are gathered and PyTorch's fused attention does the rest.
 """
@@ -15,12 +15,13 @@ import torch
 import torch.nn.functional as F
 
 from ninfer.errors import OptionError
-from ninfer.ops.cpu.access import kind_of, load_some, size_of, store_some
+from ninfer.ops.cpu.access import kind_of, load_some, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
 from ninfer.ops.cpu.kernel import Kernel, bits, launcher, threads
 from ninfer.ops.cpu.simd import (
-    device,
     add,
+    copy_bytes,
+    device,
     div,
     exp,
     fetch_add,
@@ -51,13 +52,10 @@ _launch = launcher()
 
 
 @device
-def _scores(queries, heads, padded, keys, kind, row_bytes, width, count, scratch, wide, sums, scores):
+def _scores(queries, heads, padded, keys, kind, row_bytes, width, count, wide, sums, scores):
     """`scores[head, 0..count)` of up to 16 neighbouring keys of one page; `wide` takes them as float32."""
-    size = size_of(kind)
     for key in range(count):
-        for start in range(0, width, 16):
-            value = load_some(keys + row_bytes * key + size * start, kind, min(16, width - start), scratch)
-            store_f32(wide + 4 * (padded * key + start), value)
+        read_row(keys + row_bytes * key, kind, width, wide + 4 * padded * key)
     for head in range(heads):
         q = queries + 4 * padded * head
         for key in range(count):
@@ -142,13 +140,33 @@ def _values(
                 store_f32(o + 12 * padded, a3)
 
 
+@device
+def _merge(first, record, runs, padded, out):
+    """Add the weighted values of a head's runs, in ascending order; returns the sum of the weights."""
+    top = get_f32(first + 4 * padded)
+    for run in range(1, runs):
+        top = max(top, get_f32(first + record * run + 4 * padded))
+    for start in range(0, padded, 16):
+        store_f32(out + 4 * start, zeros())
+    mass = zeros()
+    for run in range(runs):
+        place = first + record * run
+        factor = exp(splat(get_f32(place + 4 * padded) - top))
+        mass = fma(factor, splat(get_f32(place + 4 * padded + 4)), mass)
+        for start in range(0, padded, 16):
+            value = fma(factor, load_f32(place + 4 * start), load_f32(out + 4 * start))
+            store_f32(out + 4 * start, value)
+    return total(mass) / 16
+
+
 def attention_kernel(data):
     """An item is a run of keys of one column and one key head.
 
-    Arguments: 0 q, 1 its row stride in elements, 2 k pages, 3 v pages, 4 page table, 5 its row stride, 6 cache
-    positions, 7 columns, 8 columns a request, 9 query heads, 10 key heads, 11 width, 12 kind, 13 out, 14 scale, 15
-    partial results, 16 counters (zero), 17 most runs of a column. A partial result is `padded + 16` float32: the
-    weighted values, then maximum and sum; they stand at `(column * query heads + head) * most runs + run`.
+    Arguments: 0 q, 1 its row stride in elements, 2 k pages, 3 v pages, 4 page table, 5 its row stride, 6
+    cache positions, 7 columns, 8 columns a request, 9 query heads, 10 key heads, 11 width, 12 kind, 13 out,
+    14 scale, 15 partial results, 16 counters (zero), 17 most runs of a column. A partial result is `padded +
+    16` float32: the weighted values, then maximum and sum; they stand at `(column * query heads + head) *
+    most runs + run`.
     """
     q, q_stride, k_pages, v_pages = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
     table, table_stride, positions = argument(data, 4), argument(data, 5), argument(data, 6)
@@ -168,6 +186,7 @@ def attention_kernel(data):
     scratch, sums = stack(64), stack(1024)
     queries, wide = stack(4 * padded * group), stack(64 * padded)
     scores, weighted = stack(4 * RUN * group), stack(4 * padded * group)
+    tops, masses = stack(4 * group), stack(4 * group)
     while True:
         item = next_shared(data, 1)
         # Which column, key head and run is that? Columns have as many runs as their positions need.
@@ -187,77 +206,44 @@ def attention_kernel(data):
         pages = table + 4 * table_stride * (t // per_request)
         head_bytes = size * width * k_head
         for head in range(group):
-            source = q + size * (t * q_stride + (k_head * group + head) * width)
+            query = queries + 4 * padded * head
+            read_row(q + size * (t * q_stride + (k_head * group + head) * width), kind, width, query)
             for start in range(0, width, 16):
-                value = load_some(source + size * start, kind, min(16, width - start), scratch)
-                store_f32(queries + 4 * (padded * head + start), mul(value, splat(scale)))
+                store_f32(query + 4 * start, mul(load_f32(query + 4 * start), splat(scale)))
         for key in range(0, count, 16):
             page = get_i32(pages + 4 * ((begin + key) >> 6))
             place = k_pages + page_bytes * page + row_bytes * ((begin + key) & 63) + head_bytes
             some = min(16, count - key)
-            _scores(
-                queries,
-                group,
-                padded,
-                place,
-                kind,
-                row_bytes,
-                width,
-                some,
-                scratch,
-                wide,
-                sums,
-                scores + 4 * key,
-            )
-        if runs == 1:
-            for head in range(group):
-                _, mass = _softmax(scores + 4 * RUN * head, count)
-                put_f32(sums + 4 * head, mass)
-            _values(
-                scores, group, v_pages, pages, page_bytes, row_bytes, head_bytes, begin, count, kind, width, scratch,
-                weighted, padded,
-            )  # fmt: skip
-            for head in range(group):
-                inverse = splat(get_f32(sums + 4 * head))
-                target = out + size * width * (t * q_heads + k_head * group + head)
-                for start in range(0, width, 16):
-                    value = div(load_f32(weighted + 4 * (padded * head + start)), inverse)
-                    store_some(target + size * start, kind, value, min(16, width - start), scratch)
-            continue
-        record = 4 * (padded + 16)
-        mine = partial + record * ((t * q_heads + k_head * group) * most + run)
+            _scores(queries, group, padded, place, kind, row_bytes, width, some, wide, sums, scores + 4 * key)
         for head in range(group):
             top, mass = _softmax(scores + 4 * RUN * head, count)
-            put_f32(mine + record * most * head + 4 * padded, top)
-            put_f32(mine + record * most * head + 4 * padded + 4, mass)
+            put_f32(tops + 4 * head, top)
+            put_f32(masses + 4 * head, mass)
         _values(
-            scores, group, v_pages, pages, page_bytes, row_bytes, head_bytes, begin, count, kind, width, scratch,
-            weighted, padded,
+            scores, group, v_pages, pages, page_bytes, row_bytes, head_bytes, begin, count, kind, width,
+            scratch, weighted, padded,
         )  # fmt: skip
+        if runs > 1:
+            record = 4 * (padded + 16)
+            first = partial + record * most * (t * q_heads + k_head * group)
+            for head in range(group):
+                mine = first + record * (most * head + run)
+                copy_bytes(mine, weighted + 4 * padded * head, 4 * padded)
+                put_f32(mine + 4 * padded, get_f32(tops + 4 * head))
+                put_f32(mine + 4 * padded + 4, get_f32(masses + 4 * head))
+            if fetch_add(counters + 8 * (t * k_heads + k_head), 1) != runs - 1:
+                continue
+            for head in range(group):
+                mass = _merge(
+                    first + record * most * head, record, runs, padded, weighted + 4 * padded * head
+                )
+                put_f32(masses + 4 * head, mass)
         for head in range(group):
+            row = weighted + 4 * padded * head
+            mass = splat(get_f32(masses + 4 * head))
             for start in range(0, width, 16):
-                value = load_f32(weighted + 4 * (padded * head + start))
-                store_f32(mine + record * most * head + 4 * start, value)
-        if fetch_add(counters + 8 * (t * k_heads + k_head), 1) != runs - 1:
-            continue
-        for head in range(group):
-            first = partial + record * (t * q_heads + k_head * group + head) * most
-            top = get_f32(first + 4 * padded)
-            for other in range(1, runs):
-                top = max(top, get_f32(first + record * other + 4 * padded))
-            mass = zeros()
-            for other in range(runs):
-                place = first + record * other
-                factor = exp(splat(get_f32(place + 4 * padded) - top))
-                mass = fma(factor, splat(get_f32(place + 4 * padded + 4)), mass)
-            target = out + size * width * (t * q_heads + k_head * group + head)
-            for start in range(0, width, 16):
-                value = zeros()
-                for other in range(runs):
-                    place = first + record * other
-                    factor = exp(splat(get_f32(place + 4 * padded) - top))
-                    value = fma(factor, load_f32(place + 4 * start), value)
-                store_some(target + size * start, kind, div(value, mass), min(16, width - start), scratch)
+                store_f32(row + 4 * start, div(load_f32(row + 4 * start), mass))
+            write_row(row, out + size * width * (t * q_heads + k_head * group + head), kind, width)
 
 
 _attention = Kernel(attention_kernel)
@@ -276,8 +262,8 @@ def paged_attention(
     k_heads = k_pages.shape[2]
     if columns % requests or q_heads % k_heads or k_pages.shape[3] != width or k_pages.dtype != q.dtype:
         raise OptionError(
-            f"queries {tuple(q.shape)} {q.dtype} of {requests} requests do not fit pages {tuple(k_pages.shape)} "
-            f"{k_pages.dtype}"
+            f"queries {tuple(q.shape)} {q.dtype} of {requests} requests do not fit "
+            f"pages {tuple(k_pages.shape)} {k_pages.dtype}"
         )
     if columns // requests > SMALL_COLUMNS:
         return _many_columns(q, k_pages, v_pages, page_table, cache_positions, scale)

@@ -1,8 +1,8 @@
 """What a kernel finds at its address: arguments, and counters by which a team shares out work.
 
-The block is 32 integers, one cache line with the number of arrivals, the team's size and a shared counter, then a line
-with a counter for each thread. A kernel claims work until none is left, so it is complete with whatever number of
-threads turns up.
+The block is 32 integers, one cache line with the number of arrivals, the team's size and a shared counter,
+then a line with a counter for each thread. A kernel claims work until none is left, so it is complete with
+whatever number of threads turns up.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sampling: one pass over the scores finds the best 20, the draw is made among them.
 
-Roofline: 4 bytes a score; 16 scores are compared with the twentieth best at once, and almost none passes, so a row of
-248,077 takes about 20 us.
+Roofline: 4 bytes a score; 16 scores are compared with the twentieth best at once, and almost none passes, so
+a row of 248,077 takes about 20 us.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _launch = launcher()
 def best_kernel(data):
     """The n best scores of a row, descending, lower ids first among equals.
 
-    Arguments: 0 scores, 1 how many, 2 n, 3 counts (int32) or 0, 4 presence, 5 frequency (float64), 6 values out
-    (float32 [n]), 7 ids out (int32 [n]), 8 where to write how many were found (a NaN is never found).
+    Arguments: 0 scores, 1 how many, 2 n, 3 counts (int32) or 0, 4 presence, 5 frequency (float64), 6 values
+    out (float32 [n]), 7 ids out (int32 [n]), 8 where to write how many were found (a NaN is never found).
     """
     scores, total, n, counts = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
     presence, frequency = splat(get_f64(data + 32)), splat(get_f64(data + 40))

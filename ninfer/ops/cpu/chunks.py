@@ -1,9 +1,9 @@
 """The gated delta rule in chunks of 64 columns, as matrix products (float32 throughout).
 
-Inside a chunk, with `G` the running sum of g, the recurrence is the unit lower triangular system
-`(I + A) X = rhs`, `A[i, j] = beta_i (k_i.k_j) exp(G_i - G_j)` for j < i; chunks then follow one another through the
-state. All chunks' systems are solved at once, only the state's path is sequential. Roofline: about 0.2 MFLOP a column
-and head of width 128.
+Inside a chunk, with `G` the running sum of g, the recurrence is the unit lower triangular system `(I + A) X =
+rhs`, `A[i, j] = beta_i (k_i.k_j) exp(G_i - G_j)` for j < i; chunks then follow one another through the state.
+All chunks' systems are solved at once, only the state's path is sequential. Roofline: about 0.2 MFLOP a
+column and head of width 128.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def run_chunks(
     beta: torch.Tensor,
     state: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One request's whole chunks: raw `q`, `k` `[T, Hk, Dk]`, `v [T, Hv, Dv]`, `g`, `beta` `[T, Hv]` with T a multiple
-    of 64, `state [Hv, Dv, Dk]`. Returns float32 outputs `[T, Hv, Dv]` and the new state."""
+    """One request's whole chunks: raw `q`, `k` `[T, Hk, Dk]`, `v [T, Hv, Dv]`, `g`, `beta` `[T, Hv]` with T a
+    multiple of 64, `state [Hv, Dv, Dk]`. Returns float32 outputs `[T, Hv, Dv]` and the new state."""
     columns, k_heads, width = q.shape
     v_heads, v_width = v.shape[1:]
     count, group = columns // CHUNK, v_heads // k_heads

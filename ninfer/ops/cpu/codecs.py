@@ -2,13 +2,14 @@
 
 A codec is three small functions that kernels inline:
 
-`scale_row(base, stride, row)`   address of a row's scales
-`scales(codes, scale, sc, units)`   prepare the row's scales in scratch `sc` (8 bytes for each unit)
-`values(codes, high, scale, sc, unit, odd)`   two vectors: the 32 weights of a unit, `odd` = unit % 2 as a constant
+`scale_row(base, stride, row)`   address of a row's scales `scales(codes, scale, sc, units)`   prepare the
+row's scales in scratch `sc` (8 bytes for each unit) `values(codes, high, scale, sc, unit, odd)`   two
+vectors: the 32 weights of a unit, `odd` = unit % 2 as a constant
 
-`codes`, `high`, `scale` are the row's places in its planes. A codec with `pairs` yields the even weights first, then
-the odd ones, as they are packed; whoever needs the natural order interleaves. The value is the format's formula with
-its one rounding, so a decoded row is bit-exact (NVFP4's division by the object's divisor is left to the caller).
+`codes`, `high`, `scale` are the row's places in its planes. A codec with `pairs` yields the even weights
+first, then the odd ones, as they are packed; whoever needs the natural order interleaves. The value is the
+format's formula with its one rounding, so a decoded row is bit-exact (NVFP4's division by the object's
+divisor is left to the caller).
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ UNIT = 32
 
 @dataclass(frozen=True)
 class Codec:
-    """The three functions, the order of a unit's weights, and bytes per weight where rows may end inside a unit."""
+    """The three functions, the order of a unit's weights, and bytes per weight where rows may end inside a
+    unit."""
 
     values: Callable
     scales: Callable

@@ -19,8 +19,9 @@ _launch = launcher()
 def convolution_kernel(data):
     """An item is 16 channels of one request.
 
-    Arguments: 0 u, 1 its row stride, 2 weight, 3 states, 4 source slots, 5 target slots, 6 out, 7 requests, 8 columns
-    a request, 9 channels, 10 taps, 11 kind (u, states, out), 12 kind of the weight. Strides count elements.
+    Arguments: 0 u, 1 its row stride, 2 weight, 3 states, 4 source slots, 5 target slots, 6 out, 7 requests, 8
+    columns a request, 9 channels, 10 taps, 11 kind (u, states, out), 12 kind of the weight. Strides count
+    elements.
     """
     u, stride, weight, states = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
     sources, targets, out = argument(data, 4), argument(data, 5), argument(data, 6)
@@ -82,8 +83,8 @@ def causal_conv(
     taps = weight.shape[0]
     if weight.shape[1] != channels or conv_states.shape[1:] != (taps - 1, channels) or columns % requests:
         raise OptionError(
-            f"convolution of {tuple(u.shape)} for {requests} requests does not fit weights {tuple(weight.shape)} and "
-            f"states {tuple(conv_states.shape)}"
+            f"convolution of {tuple(u.shape)} for {requests} requests does not fit "
+            f"weights {tuple(weight.shape)} and states {tuple(conv_states.shape)}"
         )
     if conv_states.dtype != u.dtype or not source_slots.dtype == target_slots.dtype == torch.int32:
         raise OptionError(
@@ -95,7 +96,7 @@ def causal_conv(
     team = threads() if columns * channels > 1 << 12 else 1
     _launch(
         _convolution.address, team, 0, u.data_ptr(), u.stride(0), weight.data_ptr(), conv_states.data_ptr(),
-        source_slots.data_ptr(), target_slots.data_ptr(), out.data_ptr(), requests, columns // requests, channels, taps,
-        kind_of(u), kind_of(weight),
+        source_slots.data_ptr(), target_slots.data_ptr(), out.data_ptr(), requests, columns // requests,
+        channels, taps, kind_of(u), kind_of(weight),
     )  # fmt: skip
     return out

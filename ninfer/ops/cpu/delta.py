@@ -51,7 +51,8 @@ def _check(q, k, v, g, beta, states, source_slots, target_slots) -> None:
     requests = source_slots.numel()
     if q.shape != k.shape or q.shape[0] != columns or v_heads % q.shape[1] or columns % requests:
         raise OptionError(
-            f"{requests} requests with q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} do not match"
+            f"{requests} requests with q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} "
+            "do not match"
         )
     if g.shape != (columns, v_heads) or beta.shape != g.shape or not g.dtype == beta.dtype == torch.float32:
         raise OptionError(f"g and beta must be float32 {(columns, v_heads)}, got {tuple(g.shape)} {g.dtype}")

@@ -7,12 +7,12 @@ import math
 import torch
 
 from ninfer.errors import OptionError
-from ninfer.ops.cpu.access import FLOAT32, kind_of, load_some, size_of, store_some
+from ninfer.ops.cpu.access import FLOAT32, kind_of, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
 from ninfer.ops.cpu.kernel import Kernel, launcher, threads
 from ninfer.ops.cpu.plan import plan_of
 from ninfer.ops.cpu.products import product
-from ninfer.ops.cpu.simd import get_f32, mul, put_f32, sigmoid, stack
+from ninfer.ops.cpu.simd import get_f32, load_f32, mul, put_f32, sigmoid, stack, store_f32
 from ninfer.ops.weights import Matrix
 
 _BLOCK = 1024
@@ -26,23 +26,26 @@ def sigmoid_mul_kernel(data):
     a, gate, out, rows = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
     width, kind, stride = argument(data, 4), argument(data, 5), argument(data, 6)
     size = size_of(kind)
-    scratch = stack(64)
+    values, gates = stack(4 * _BLOCK), stack(4 * _BLOCK)
     blocks = (width + _BLOCK - 1) // _BLOCK
     while True:
         item = next_shared(data, 1)
         if item >= rows * blocks:
             break
         row, begin = item // blocks, item % blocks * _BLOCK
-        for start in range(begin, min(width, begin + _BLOCK), 16):
-            count = min(16, width - start)
-            at = size * (row * width + start)
-            g = load_some(gate + size * (row * stride + start), kind, count, scratch)
-            value = mul(load_some(a + at, kind, count, scratch), sigmoid(g))
-            store_some(out + at, kind, value, count, scratch)
+        count = min(_BLOCK, width - begin)
+        at = size * (row * width + begin)
+        read_row(a + at, kind, count, values)
+        read_row(gate + size * (row * stride + begin), kind, count, gates)
+        for start in range(0, count, 16):
+            value = mul(load_f32(values + 4 * start), sigmoid(load_f32(gates + 4 * start)))
+            store_f32(values + 4 * start, value)
+        write_row(values, out + at, kind, count)
 
 
 def gating_kernel(data):
-    """Arguments: 0 x A^T, 1 x B^T (both float32, replaced by g and beta), 2 a_log, 3 dt_bias, 4 columns, 5 heads."""
+    """Arguments: 0 x A^T, 1 x B^T (both float32, replaced by g and beta), 2 a_log, 3 dt_bias, 4 columns, 5
+    heads."""
     a, b, a_log, dt_bias = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
     columns, heads = argument(data, 4), argument(data, 5)
     while True:
@@ -86,7 +89,8 @@ def gdn_gating(
     heads = a.rows
     if b.rows != heads or a_log.numel() != heads or dt_bias.numel() != heads:
         raise OptionError(
-            f"gating of {heads} heads got {b.rows} rows of b, {a_log.numel()} decays, {dt_bias.numel()} biases"
+            f"gating of {heads} heads got {b.rows} rows of b, {a_log.numel()} decays "
+            f"and {dt_bias.numel()} biases"
         )
     if a_log.dtype != torch.float32 or dt_bias.dtype != torch.float32:
         raise OptionError(f"a_log and dt_bias must be float32, got {a_log.dtype} and {dt_bias.dtype}")
@@ -95,7 +99,7 @@ def gdn_gating(
     product(x, plan_of(b), beta, FLOAT32, None, heads, exact=True)
     team = threads() if g.numel() > 256 else 1
     _launch(
-        _gating.address, team, 0, g.data_ptr(), beta.data_ptr(), a_log.data_ptr(), dt_bias.data_ptr(), x.shape[0],
-        heads,
+        _gating.address, team, 0, g.data_ptr(), beta.data_ptr(), a_log.data_ptr(), dt_bias.data_ptr(),
+        x.shape[0], heads,
     )  # fmt: skip
     return g, beta

@@ -1,29 +1,27 @@
 """Query and key heads: norm, rotation, and appending keys and values to the pages, in one pass.
 
-Roofline: every element is read and written once; at T = 1 the call and the angles count. Angles are formed and
-reduced in float64 and their sines evaluated in float32, once for each column.
+Roofline: every element is read and written once; at T = 1 the call and the angles count. Angles are formed
+and reduced in float64 and their sines evaluated in float32, once for each column.
 """
 
 from __future__ import annotations
-
-import functools
 
 import numpy as np
 import torch
 
 from ninfer.errors import OptionError
-from ninfer.ops.cpu.access import kind_of, load_some, size_of, store_some
+from ninfer.ops.cpu.access import kind_of, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
 from ninfer.ops.cpu.kernel import Kernel, bits, launcher, threads
 from ninfer.ops.cpu.normalize import inverse_rms
 from ninfer.ops.cpu.simd import (
-    device,
     add,
     angle_quadrant,
     angle_rest,
     as_bf16,
     choose,
     copy_bytes,
+    device,
     fma,
     get_f64,
     get_i32,
@@ -54,7 +52,8 @@ _C2, _C4, _C6, _C8 = _float(-0.5), _float(4.166664568e-2), _float(-1.388731625e-
 
 @device
 def _angles(position, axis_stride, axes, frequencies, pairs, turns, cosines, sines):
-    """cos and sin of `pairs` angles of one column; frequencies (in quarter turns per position) are padded to 16."""
+    """cos and sin of `pairs` angles of one column; frequencies (in quarter turns per position) are padded to
+    16."""
     for i in range(pairs):
         p = get_i32(position + 4 * axis_stride * get_i32(axes + 4 * i))
         put_f64(turns + 8 * i, p * 1.0)
@@ -71,40 +70,13 @@ def _angles(position, axis_stride, axes, frequencies, pairs, turns, cosines, sin
         store_f32(cosines + 4 * i, choose(quadrant, c, sub(zeros(), s), sub(zeros(), c), s))
 
 
-@device
-def _prepare(x, out, kind, width, pairs, norm, norm_kind, eps, cosines, sines, buffer, turned, scratch):
-    """One head: `x` to `out`. `buffer` and `turned` hold `width` float32 and 64 bytes more."""
-    size = size_of(kind)
-    inverse = splat(_ONE)
-    if norm:
-        inverse = splat(inverse_rms(x, kind, width, eps, scratch))
-    for start in range(0, width, 16):
-        count = min(16, width - start)
-        value = load_some(x + size * start, kind, count, scratch)
-        if norm:
-            w = load_some(norm + size_of(norm_kind) * start, norm_kind, count, scratch)
-            value = mul(mul(value, inverse), add(w, splat(_ONE)))
-            if kind == 1:
-                value = as_bf16(value)
-        store_f32(buffer + 4 * start, value)
-    for i in range(0, pairs, 16):
-        a, b = load_f32(buffer + 4 * i), load_f32(buffer + 4 * (pairs + i))
-        c, s = load_f32(cosines + 4 * i), load_f32(sines + 4 * i)
-        store_some(turned + 4 * i, 0, sub(mul(a, c), mul(b, s)), min(16, pairs - i), scratch)
-        store_some(turned + 4 * (pairs + i), 0, add(mul(b, c), mul(a, s)), min(16, pairs - i), scratch)
-    for start in range(2 * pairs, width, 16):
-        store_some(turned + 4 * start, 0, load_f32(buffer + 4 * start), min(16, width - start), scratch)
-    for start in range(0, width, 16):
-        store_some(out + size * start, kind, load_f32(turned + 4 * start), min(16, width - start), scratch)
-
-
 def heads_kernel(data):
     """An item is one column.
 
-    Arguments: 0 q, 1 k, 2 v, 3 out, 4..6 row strides of q, k, v, 7 positions, 8 stride between their axes, 9 cache
-    positions, 10 T, 11 page table, 12 its row stride, 13 columns a request, 14 k pages, 15 v pages, 16 kind, 17 query
-    heads, 18 key heads, 19 head width, 20 rotated pairs, 21 axes, 22 frequencies, 23 query norm or 0, 24 its kind, 25
-    key norm or 0, 26 its kind, 27 eps. Strides count elements.
+    Arguments: 0 q, 1 k, 2 v, 3 out, 4..6 row strides of q, k, v, 7 positions, 8 stride between their axes, 9
+    cache positions, 10 T, 11 page table, 12 its row stride, 13 columns a request, 14 k pages, 15 v pages, 16
+    kind, 17 query heads, 18 key heads, 19 head width, 20 rotated pairs, 21 axes, 22 frequencies, 23 query
+    norm or 0, 24 its kind, 25 key norm or 0, 26 its kind, 27 eps. Strides count elements.
     """
     q, k, v, out = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
     q_stride, k_stride, v_stride = argument(data, 4), argument(data, 5), argument(data, 6)
@@ -122,9 +94,15 @@ def heads_kernel(data):
     k_norm, k_norm_kind = argument(data, 25), argument(data, 26)
     eps = get_f64(data + 8 * 27)
     size = size_of(kind)
-    scratch, turns = stack(64), stack(8 * pairs + 128)
-    cosines, sines = stack(4 * pairs + 64), stack(4 * pairs + 64)
-    buffer, turned = stack(4 * width + 128), stack(4 * width + 128)
+    turns, cosines, sines = stack(8 * pairs + 128), stack(4 * pairs + 64), stack(4 * pairs + 64)
+    row, first, second = stack(4 * width + 128), stack(4 * pairs + 64), stack(4 * pairs + 64)
+    q_gains, k_gains = stack(4 * width + 64), stack(4 * width + 64)
+    for side in range(2):
+        norm, gains = (k_norm, k_gains) if side else (q_norm, q_gains)
+        if norm:
+            read_row(norm, k_norm_kind if side else q_norm_kind, width, gains)
+            for start in range(0, width, 16):
+                store_f32(gains + 4 * start, add(load_f32(gains + 4 * start), splat(_ONE)))
     while True:
         t = next_shared(data, 1)
         if t >= columns:
@@ -132,44 +110,36 @@ def heads_kernel(data):
         _angles(position + 4 * t, axis_stride, axes, frequencies, pairs, turns, cosines, sines)
         place = get_i32(cache_position + 4 * t)
         page = get_i32(table + 4 * (table_stride * (t // per_request) + (place >> 6)))
-        row = (64 * page + (place & 63)) * k_heads * width * size
-        for head in range(q_heads):
-            source = q + size * (t * q_stride + head * width)
-            target = out + size * width * (t * q_heads + head)
-            _prepare(
-                source,
-                target,
-                kind,
-                width,
-                pairs,
-                q_norm,
-                q_norm_kind,
-                eps,
-                cosines,
-                sines,
-                buffer,
-                turned,
-                scratch,
-            )
-        for head in range(k_heads):
-            source = k + size * (t * k_stride + head * width)
-            target = k_pages + row + size * width * head
-            _prepare(
-                source,
-                target,
-                kind,
-                width,
-                pairs,
-                k_norm,
-                k_norm_kind,
-                eps,
-                cosines,
-                sines,
-                buffer,
-                turned,
-                scratch,
-            )
-        copy_bytes(v_pages + row, v + size * t * v_stride, size * width * k_heads)
+        page_row = (64 * page + (place & 63)) * k_heads * width * size
+        for index in range(q_heads + k_heads):
+            head = index - q_heads
+            if head < 0:
+                source = q + size * (t * q_stride + index * width)
+                target = out + size * width * (t * q_heads + index)
+                norm, gains = q_norm, q_gains
+            else:
+                source = k + size * (t * k_stride + head * width)
+                target = k_pages + page_row + size * width * head
+                norm, gains = k_norm, k_gains
+            read_row(source, kind, width, row)
+            if norm:
+                inverse = inverse_rms(row, width, eps)
+                for start in range(0, width, 16):
+                    at = row + 4 * start
+                    value = mul(mul(load_f32(at), inverse), load_f32(gains + 4 * start))
+                    store_f32(at, as_bf16(value) if kind == 1 else value)
+            # The halves are copied first: with fewer than 16 pairs their vectors overlap.
+            copy_bytes(first, row, 4 * pairs)
+            copy_bytes(second, row + 4 * pairs, 4 * pairs)
+            for i in range(0, pairs, 16):
+                a, b = load_f32(first + 4 * i), load_f32(second + 4 * i)
+                c, s = load_f32(cosines + 4 * i), load_f32(sines + 4 * i)
+                store_f32(first + 4 * i, sub(mul(a, c), mul(b, s)))
+                store_f32(second + 4 * i, add(mul(b, c), mul(a, s)))
+            copy_bytes(row, first, 4 * pairs)
+            copy_bytes(row + 4 * pairs, second, 4 * pairs)
+            write_row(row, target, kind, width)
+        copy_bytes(v_pages + page_row, v + size * t * v_stride, size * width * k_heads)
 
 
 _heads = Kernel(heads_kernel)
@@ -197,8 +167,8 @@ def qk_prepare(
     out = torch.empty((columns, q_heads, width), dtype=q.dtype)
     team = threads() if columns * (q_heads + k_heads) * width > _PARALLEL else 1
     _launch(
-        _heads.address, team, 0, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), q.stride(0), k.stride(0),
-        v.stride(0), positions.data_ptr(), positions.stride(0) if positions.dim() == 2 else 0,
+        _heads.address, team, 0, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), q.stride(0),
+        k.stride(0), v.stride(0), positions.data_ptr(), positions.stride(0) if positions.dim() == 2 else 0,
         cache_positions.data_ptr(), columns, page_table.data_ptr(), page_table.stride(0),
         columns // page_table.shape[0], k_pages.data_ptr(), v_pages.data_ptr(), kind, q_heads, k_heads, width,
         rope.rotary_dim // 2, rope.axes.data_ptr(), rope.quarter_turns.data_ptr(),

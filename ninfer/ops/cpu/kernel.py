@@ -1,7 +1,7 @@
 """Kernels: compiled once for a machine, kept in a cache folder, started by `launch`.
 
-The thread pool is the one of the OpenMP library that PyTorch already loaded: entering and leaving it costs about 1 us,
-and a second pool beside PyTorch's would fight it for the cores.
+The thread pool is the one of the OpenMP library that PyTorch already loaded: entering and leaving it costs
+about 1 us, and a second pool beside PyTorch's would fight it for the cores.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ import threading
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import numpy
 import torch
 
-from ninfer.ops.cpu.native import launch_assembly, load, make_launcher, object_code, target_cpu, target_features
+from ninfer.ops.cpu.native import (
+    launch_assembly,
+    load,
+    make_launcher,
+    object_code,
+    target_cpu,
+    target_features,
+)
 
 _lock = threading.RLock()
 
@@ -30,8 +36,8 @@ _lock = threading.RLock()
 class Kernel:
     """A kernel function that is compiled, or loaded from the cache, when its address is first asked for.
 
-    `function(data)` gets the address of its block (`block.py`). `bindings` replace global names of it and of every
-    device function it uses, which makes one text serve many formats.
+    `function(data)` gets the address of its block (`block.py`). `bindings` replace global names of it and of
+    every device function it uses, which makes one text serve many formats.
     """
 
     address: int
@@ -54,7 +60,8 @@ class Kernel:
         return compile_kernel(self._function, self._bindings, symbol)  # type: ignore[arg-type]
 
     def _key(self) -> str:
-        """A hash of all that the kernel is compiled from: its text and that of the functions and constants it uses."""
+        """A hash of all that the kernel is compiled from: its text and that of the functions and constants it
+        uses."""
         digest = hashlib.sha256(_vocabulary())
         seen: set[Any] = set()
         pending: list[Any] = [self._function]
@@ -102,7 +109,8 @@ def _folder() -> Path | None:
 
 
 def _cached(name: str, make: Callable[[str], bytes]) -> bytes:
-    """`make(name)`, or what an earlier process made under that name. A file holds its own hash, then the code."""
+    """`make(name)`, or what an earlier process made under that name. A file holds its own hash, then the
+    code."""
     folder = _folder()
     path = folder / f"{name}.o" if folder else None
     if path is not None:
@@ -131,7 +139,8 @@ def _launcher() -> tuple[Callable, int]:
 
 
 def launcher() -> Callable:
-    """`launch(kernel address, threads, address of 20 constants or 0, *integers)`; see `native.make_launcher`."""
+    """`launch(kernel address, threads, address of 20 constants or 0, *integers)`; see
+    `native.make_launcher`."""
     return _launcher()[0]
 
 

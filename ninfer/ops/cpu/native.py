@@ -1,7 +1,7 @@
 """Machine code in this process: the target, an execution engine, and the function that starts kernels.
 
-Everything goes through llvmlite alone, so that a start with cached kernels needs no compiler (importing Numba and its
-registries costs 0.6 s, as much as all our kernels' first use costs 0.1 s).
+Everything goes through llvmlite alone, so that a start with cached kernels needs no compiler (importing Numba
+and its registries costs 0.6 s, as much as all our kernels' first use costs 0.1 s).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _lock = threading.RLock()
 
 @functools.cache
 def target_cpu() -> str:
-    """LLVM's name of the processor that code is made for (`NUMBA_CPU_NAME` overrides, for Numba and us alike)."""
+    """LLVM's name of the processor that code is made for (`NUMBA_CPU_NAME` overrides, for Numba and us
+    alike)."""
     return os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
 
 
@@ -63,6 +64,17 @@ def target_machine() -> llvm.TargetMachine:
 @functools.cache
 def _engine() -> llvm.ExecutionEngine:
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine())
+
+
+def optimized(assembly: str) -> str:
+    """A module in LLVM assembly after LLVM's usual passes; its loops are left alone, kernels are vectors
+    already."""
+    module = llvm.parse_assembly(assembly)
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.slp_vectorization = False
+    builder = llvm.create_pass_builder(target_machine(), options)
+    builder.getModulePassManager().run(module, builder)
+    return str(module)
 
 
 def object_code(assembly: str) -> bytes:
@@ -172,9 +184,10 @@ _METH_FASTCALL = 0x0080
 def make_launcher(code: bytes) -> tuple[Callable, int]:
     """The Python function of `launch_assembly`'s object code, and the most threads that it can start.
 
-    `launch(kernel, threads, constants, *integers)` fills a block on the stack with the integers, zeros behind them (and,
-    from argument `DYNAMIC` on, the 20 integers at address `constants` unless that is 0), runs the kernel on a team of threads and
-    returns 0. It costs 0.3 us, a third of what ctypes or Numba's dispatcher take for as many arguments.
+    `launch(kernel, threads, constants, *integers)` fills a block on the stack with the integers, zeros behind
+    them (and, from argument `DYNAMIC` on, the 20 integers at address `constants` unless that is 0), runs the
+    kernel on a team of threads and returns 0. It costs 0.3 us, a third of what ctypes or Numba's dispatcher
+    take for as many arguments.
     """
     api = ctypes.pythonapi
     for name in ("PyLong_AsLongLong", "PyErr_Occurred", "PyLong_FromLong"):

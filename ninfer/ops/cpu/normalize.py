@@ -8,55 +8,77 @@ from __future__ import annotations
 import torch
 
 from ninfer.errors import OptionError
-from ninfer.ops.cpu.access import kind_of, load_some, size_of, store_some
-from ninfer.ops.cpu.block import ARGUMENTS, argument, next_shared
+from ninfer.ops.cpu.access import kind_of, read_row, size_of, write_row
+from ninfer.ops.cpu.block import argument, next_shared
 from ninfer.ops.cpu.kernel import Kernel, bits, launcher, threads
-from ninfer.ops.cpu.simd import add, device, fma, get_f64, mul, silu, splat, square_root, stack, total, zeros
+from ninfer.ops.cpu.simd import (
+    add,
+    device,
+    fma,
+    get_f64,
+    load_f32,
+    mul,
+    silu,
+    splat,
+    square_root,
+    stack,
+    store_f32,
+    total,
+    zeros,
+)
 
-_ROWS = 4
 _PARALLEL = 1 << 14  # elements
 
 _launch = launcher()
 
 
 @device
-def inverse_rms(x, kind, width, eps, scratch):
-    """`1 / sqrt(mean(x^2) + eps)` of one row."""
+def inverse_rms(row, width, eps):
+    """`1 / sqrt(mean(x^2) + eps)` of a zero-padded float32 row."""
     even, odd = zeros(), zeros()
-    size = size_of(kind)
-    for two in range(width >> 5):
-        a = load_some(x + 32 * size * two, kind, 16, scratch)
-        b = load_some(x + 32 * size * two + 16 * size, kind, 16, scratch)
+    for start in range(0, width & -32, 32):
+        a, b = load_f32(row + 4 * start), load_f32(row + 4 * start + 64)
         even, odd = fma(a, a, even), fma(b, b, odd)
     for start in range(width & -32, width, 16):
-        a = load_some(x + size * start, kind, min(16, width - start), scratch)
+        a = load_f32(row + 4 * start)
         even = fma(a, a, even)
-    return 1.0 / square_root(total(add(even, odd)) / width + eps)
+    return splat(1.0 / square_root(total(add(even, odd)) / width + eps))
 
 
 def norm_kernel(data):
-    """Arguments: 0 x, 1 weight, 2 out, 3 rows, 4 width, 5 kind, 6 kind of weight, 7 added to weight, 8 eps, 9 z or 0."""
+    """An item is a row.
+
+    Arguments: 0 x, 1 weight, 2 out, 3 rows, 4 width, 5 kind, 6 kind of weight, 7 added to weight, 8 eps, 9 z
+    or 0.
+    """
     x, weight, out, rows = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
-    width, kind, weight_kind = argument(data, 4), argument(data, 5), argument(data, 6)
-    offset, eps, gate = splat(argument(data, 7)), get_f64(data + 64), argument(data, 9)
-    size, weight_size = size_of(kind), size_of(weight_kind)
-    scratch = stack(64)
+    width, kind, weight_kind, offset = (
+        argument(data, 4),
+        argument(data, 5),
+        argument(data, 6),
+        argument(data, 7),
+    )
+    eps, gate = get_f64(data + 64), argument(data, 9)
+    row, factors, gates = stack(4 * width + 64), stack(4 * width + 64), stack(4 * width + 64)
+    read_row(weight, weight_kind, width, factors)
+    for start in range(0, width, 16):
+        store_f32(factors + 4 * start, add(load_f32(factors + 4 * start), splat(offset)))
     while True:
-        begin = next_shared(data, _ROWS)
-        if begin >= rows:
+        item = next_shared(data, 1)
+        if item >= rows:
             break
-        for row in range(begin, min(rows, begin + _ROWS)):
-            at = row * width * size
-            inverse = splat(inverse_rms(x + at, kind, width, eps, scratch))
+        at = item * width * size_of(kind)
+        read_row(x + at, kind, width, row)
+        inverse = inverse_rms(row, width, eps)
+        for start in range(0, width, 16):
+            place = row + 4 * start
+            store_f32(place, mul(mul(load_f32(place), inverse), load_f32(factors + 4 * start)))
+        if gate:
+            read_row(gate + at, kind, width, gates)
             for start in range(0, width, 16):
-                count = min(16, width - start)
-                place = at + size * start
-                value = mul(load_some(x + place, kind, count, scratch), inverse)
-                w = load_some(weight + weight_size * start, weight_kind, count, scratch)
-                value = mul(value, add(w, offset))
-                if gate:
-                    value = mul(value, silu(load_some(gate + place, kind, count, scratch)))
-                store_some(out + place, kind, value, count, scratch)
+                place = row + 4 * start
+                store_f32(place, mul(load_f32(place), silu(load_f32(gates + 4 * start))))
+        write_row(row, out + at, kind, width)
 
 
 _norm = Kernel(norm_kernel)
@@ -85,7 +107,7 @@ def _run(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: int, gate: i
     out = torch.empty_like(x)
     count = x.numel()
     _launch(
-        _norm.address, _team(count), 0, x.data_ptr(), weight.data_ptr(), out.data_ptr(), count // width, width,
-        kind_of(x), kind_of(weight), offset, bits(eps), gate,
+        _norm.address, _team(count), 0, x.data_ptr(), weight.data_ptr(), out.data_ptr(), count // width,
+        width, kind_of(x), kind_of(weight), offset, bits(eps), gate,
     )  # fmt: skip
     return out

@@ -1,20 +1,21 @@
 """Where the rows of a matrix lie in memory: what a kernel needs to know of a weight, computed once.
 
-A plan is a list of segments, each a run of rows of one codec with a constant stride in every plane. It also checks
-that every byte a kernel may touch lies inside the encoded object, since kernels read by address.
+A plan is a list of segments, each a run of rows of one codec with a constant stride in every plane. It also
+checks that every byte a kernel may touch lies inside the encoded object, since kernels read by address.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from ninfer.errors import FormatError
-from ninfer.ops.cpu.codecs import CODECS, UNIT
 from ninfer.ops.cpu.block import ARGUMENTS, DYNAMIC
+from ninfer.ops.cpu.codecs import CODECS, UNIT
 from ninfer.ops.cpu.kernel import bits
 from ninfer.ops.weights import Encoded, Matrix, RowSpan
 
@@ -127,7 +128,7 @@ def _halves(segments: list[Segment], matrix: Matrix) -> tuple[Pair, ...] | None:
     half = matrix.rows // 2
     seams = sorted({s.first % half for s in segments} | {0, half})
     pairs: list[Pair] = []
-    for low, high in zip(seams, seams[1:], strict=False):
+    for low, high in itertools.pairwise(seams):
         sides = []
         for start in (low, half + low):
             home = next(s for s in segments if s.first <= start < s.first + s.rows)
@@ -156,7 +157,8 @@ def _runs(span: RowSpan) -> list[tuple[Planes, int, int]]:
     runs, size = make(parent)
     if parent.data.numel() != size:
         raise FormatError(
-            f"a {parent.format} matrix {tuple(parent.shape)} takes {size} bytes, but {parent.data.numel()} are given"
+            f"a {parent.format} matrix {tuple(parent.shape)} takes {size} bytes, "
+            f"but {parent.data.numel()} are given"
         )
     result = []
     for planes, begin, end in runs:
@@ -254,7 +256,7 @@ def _ggml_k(parent: Encoded):
         raise FormatError("the row descriptors of a ggml_k matrix are not canonical")
     edges = [0, *(np.flatnonzero(six[1:] != six[:-1]) + 1).tolist(), rows]
     runs = []
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in itertools.pairwise(edges):
         stride = blocks * (210 if six[begin] else 144)
         origin = parent.data.data_ptr() + area + int(starts[begin]) - begin * stride
         runs.append((Planes("q6_k" if six[begin] else "q4_k", origin, stride), begin, end))

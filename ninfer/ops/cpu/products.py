@@ -1,7 +1,8 @@
 """Matrix products on the CPU: which route a call takes, and the calls themselves.
 
-Few columns read the encoded weights in place (`small`). Many columns go through bf16 tiles where the processor has
-them (`wide`), else through decoded float32 rows and PyTorch's matrix product, some rows at a time.
+Few columns read the encoded weights in place (`small`). Many columns go through bf16 tiles where the
+processor has them (`wide`), else through decoded float32 rows and PyTorch's matrix product, some rows at a
+time.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def linear_swiglu(x: torch.Tensor, gate_up: Matrix) -> torch.Tensor:
     for pair in plan.halves:
         codec = pair.left.planes.codec
         _launch(
-            small.linear_of(codec).address, threads(), pair.address, source.address(pair.left), out.data_ptr(), 0,
-            x.shape[0], kind, kind, out.shape[1], pair.first, pair.rows, 1,
+            small.linear_of(codec).address, threads(), pair.address, source.address(pair.left),
+            out.data_ptr(), 0, x.shape[0], kind, kind, out.shape[1], pair.first, pair.rows, 1,
         )  # fmt: skip
     return out
 
@@ -68,8 +69,8 @@ def linear_swiglu(x: torch.Tensor, gate_up: Matrix) -> torch.Tensor:
 def decode_rows(segment: Segment, begin: int, end: int, out: torch.Tensor) -> None:
     """Rows `[begin, end)` of a segment, decoded into `out [end - begin, K]` (bf16 or float32)."""
     _launch(
-        small.decode_of(segment.planes.codec).address, threads(), segment.address, 0, out.data_ptr(), end - begin,
-        kind_of(out), out.shape[1], begin,
+        small.decode_of(segment.planes.codec).address, threads(), segment.address, 0, out.data_ptr(),
+        end - begin, kind_of(out), out.shape[1], begin,
     )  # fmt: skip
 
 
@@ -79,7 +80,7 @@ def embedding(ids: torch.Tensor, table: Matrix, dtype: torch.dtype) -> torch.Ten
     kind = kind_of(out)
     wanted = ids.long()
     if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < table.rows:
-        bad = [i for i in wanted.tolist() if not 0 <= i < table.rows][0]
+        bad = next(i for i in wanted.tolist() if not 0 <= i < table.rows)
         raise OptionError(f"token id {bad} is outside an embedding of {table.rows} rows")
     if len(plan.segments) == 1:
         _gather(plan.segments[0], wanted, out, kind)
@@ -129,8 +130,9 @@ def product(
             if count <= 0:
                 break
             _launch(
-                small.linear_of(segment.planes.codec).address, threads(), segment.address, source.address(segment),
-                out.data_ptr(), add, x.shape[0], kind, out_kind, rows, segment.first, count, 0, add_kind,
+                small.linear_of(segment.planes.codec).address, threads(), segment.address,
+                source.address(segment), out.data_ptr(), add, x.shape[0], kind, out_kind, rows, segment.first,
+                count, 0, add_kind,
             )  # fmt: skip
     elif kind == BF16 and not exact and amx.available():
         packed = _Packed(x, plan)
@@ -143,7 +145,8 @@ def product(
 
 
 class _Columns:
-    """The columns of a call as `small.linear_kernel` reads them: a single one in place, several as float32."""
+    """The columns of a call as `small.linear_kernel` reads them: a single one in place, several as
+    float32."""
 
     __slots__ = ("kind", "plan", "wide", "x")
 
@@ -159,8 +162,8 @@ class _Columns:
         if wide is None:
             wide = self.wide[segment.pairs] = torch.empty((x.shape[0], 32 * units))
             _launch(
-                small.widen_of(segment.pairs).address, 1, 0, x.data_ptr(), wide.data_ptr(), x.shape[0], self.kind,
-                x.shape[1], units,
+                small.widen_of(segment.pairs).address, 1, 0, x.data_ptr(), wide.data_ptr(), x.shape[0],
+                self.kind, x.shape[1], units,
             )  # fmt: skip
         return wide.data_ptr()
 
@@ -196,9 +199,9 @@ class _Packed:
             )  # fmt: skip
         add, add_kind = (0, 0) if residual is None else (residual.data_ptr(), kind_of(residual))
         _launch(
-            wide.tiles_of(segment.planes.codec).address, self.team, constants, tiles.data_ptr(), out.data_ptr(), add,
-            x.shape[0], self.memory.data_ptr(), out_kind, out.shape[1], first, rows, gated, add_kind,
-            amx.CONFIGURATION.ctypes.data,
+            wide.tiles_of(segment.planes.codec).address, self.team, constants, tiles.data_ptr(),
+            out.data_ptr(), add, x.shape[0], self.memory.data_ptr(), out_kind, out.shape[1], first, rows,
+            gated, add_kind, amx.CONFIGURATION.ctypes.data,
         )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """The gated delta rule column by column, for decoding and for what a chunked call leaves over.
 
-Roofline: a head's state (64 KB for 128 x 128) is read and written once a column from the cache, 5 float operations an
-element: about 2 us a column and head. With dk = S k and dq = S q of the old state, one pass over the state yields
-both the error `u = beta (v - alpha dk)` and the output `alpha dq + u (q.k)`; the second pass updates it.
+Roofline: a head's state (64 KB for 128 x 128) is read and written once a column from the cache, 5 float
+operations an element: about 2 us a column and head. With dk = S k and dq = S q of the old state, one pass
+over the state yields both the error `u = beta (v - alpha dk)` and the output `alpha dq + u (q.k)`; the second
+pass updates it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from ninfer.ops.cpu.access import kind_of, load_some, size_of, store_some
 from ninfer.ops.cpu.block import argument, next_shared
 from ninfer.ops.cpu.kernel import Kernel, launcher, threads
 from ninfer.ops.cpu.simd import (
-    device,
     copy_bytes,
+    device,
     fma,
     get_f32,
     get_i32,
@@ -51,8 +52,8 @@ def _normalized(source, kind, width, padded, factor, target, scratch):
 
 @device
 def _advance(state, rows, width, k, q, kq, v, alpha, beta, tails, sums_k, sums_q):
-    """Up to 16 rows of a state by one column: v, beta and alpha in, the output's lanes out. State rows are `width`
-    float32 apart; `tails` takes a row's last partial vector."""
+    """Up to 16 rows of a state by one column: v, beta and alpha in, the output's lanes out. State rows are
+    `width` float32 apart; `tails` takes a row's last partial vector."""
     for row in range(rows):
         s = state + 4 * width * row
         dk, dq = zeros(), zeros()
@@ -88,9 +89,9 @@ def _advance(state, rows, width, k, q, kq, v, alpha, beta, tails, sums_k, sums_q
 def recurrence_kernel(data):
     """An item is one value head of one request.
 
-    Arguments: 0..2 q, k, v, 3..5 their row strides, 6 g, 7 beta, 8 states, 9 source slots, 10 target slots, 11 out, 12
-    requests, 13 columns a request, 14 first column of a request, 15 columns to do, 16 key heads, 17 value heads, 18
-    width of keys, 19 width of values, 20 kind. Strides count elements.
+    Arguments: 0..2 q, k, v, 3..5 their row strides, 6 g, 7 beta, 8 states, 9 source slots, 10 target slots,
+    11 out, 12 requests, 13 columns a request, 14 first column of a request, 15 columns to do, 16 key heads,
+    17 value heads, 18 width of keys, 19 width of values, 20 kind. Strides count elements.
     """
     q, k, v = argument(data, 0), argument(data, 1), argument(data, 2)
     q_stride, k_stride, v_stride = argument(data, 3), argument(data, 4), argument(data, 5)
@@ -180,7 +181,8 @@ def advance(
     todo = per_request - first
     team = threads() if requests * v_heads * todo > 1 else 1
     _launch(
-        _recurrence.address, team, 0, q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
-        g.data_ptr(), beta.data_ptr(), states.data_ptr(), source_slots.data_ptr(), target_slots.data_ptr(),
-        out.data_ptr(), requests, per_request, first, todo, k.shape[1], v_heads, k.shape[2], v_width, kind_of(q),
+        _recurrence.address, team, 0, q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0),
+        v.stride(0), g.data_ptr(), beta.data_ptr(), states.data_ptr(), source_slots.data_ptr(),
+        target_slots.data_ptr(), out.data_ptr(), requests, per_request, first, todo, k.shape[1], v_heads,
+        k.shape[2], v_width, kind_of(q),
     )  # fmt: skip

@@ -1,13 +1,13 @@
 """The instruction set of our kernels: 16-lane vectors, memory by address, codes of weights.
 
-Kernels are Python functions that Numba compiles (`compiler.py`). Numba has no vector values, and LLVM's own vectorizer
-does not see through packed weight codes. So this file defines two types, 16 float32 lanes (`F32`) and 16 int32 lanes
-(`I32`), and the operations that kernels need, each a line or two of portable LLVM IR: the code generator splits the
-vectors on machines with shorter registers. Addresses are plain integers (`tensor.data_ptr()`), so that a call converts
-nothing. Loads and stores need no alignment.
+Kernels are Python functions that Numba compiles (`compiler.py`). Numba has no vector values, and LLVM's own
+vectorizer does not see through packed weight codes. So this file defines two types, 16 float32 lanes (`F32`)
+and 16 int32 lanes (`I32`), and the operations that kernels need, each a line or two of portable LLVM IR: the
+code generator splits the vectors on machines with shorter registers. Addresses are plain integers
+(`tensor.data_ptr()`), so that a call converts nothing. Loads and stores need no alignment.
 
-An `operation` describes code and is called inside kernels only; a `device` function is inlined into them. Nothing
-here imports Numba: it is needed only when a kernel is not in the cache yet.
+An `operation` describes code and is called inside kernels only; a `device` function is inlined into them.
+Nothing here imports Numba: it is needed only when a kernel is not in the cache yet.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ INTEGER, FLOAT, DOUBLE, NOTHING = Kind.INTEGER, Kind.FLOAT, Kind.DOUBLE, Kind.NO
 
 
 class Operation:
-    """An instruction of kernels: `emit(builder, *values)` writes its LLVM IR and returns the resulting value."""
+    """An instruction of kernels: `emit(builder, *values)` writes its LLVM IR and returns the resulting
+    value."""
 
     def __init__(self, emit: Callable, result: Kind, parameters: tuple[Kind, ...]) -> None:
         self.emit, self.result, self.parameters = emit, result, parameters
         self.__name__, self.__doc__ = emit.__name__, emit.__doc__
 
     def __call__(self, *args: Any) -> Any:
-        raise TypeError(f"{self.__name__} is an instruction of compiled kernels and cannot be called from Python")
+        raise TypeError(
+            f"{self.__name__} is an instruction of compiled kernels and cannot be called from Python"
+        )
 
 
 def operation(result: Kind, *parameters: Kind) -> Callable[[Callable], Operation]:
@@ -416,8 +419,8 @@ def totals(builder, address):
     width = LANES
     while len(rows) > 1:
         width //= 2
-        low = [16 * side + 2 * width * group + j
-               for side in range(2) for group in range(LANES // width // 2) for j in range(width)]  # fmt: skip
+        groups = [16 * side + 2 * width * group for side in range(2) for group in range(8 // width)]
+        low = [group + j for group in groups for j in range(width)]
         high = [index + width for index in low]
         rows = [
             builder.fadd(
@@ -573,8 +576,9 @@ def six_bits_odd(builder, nibbles, address):
     return _six(builder, nibbles, address, 1)
 
 
-# A 4-bit code has 16 possible values, and AVX-512 looks 16 floats up in one instruction by the low four bits of each
-# lane. So codes are decoded by a table made per scale; elsewhere the same value is computed lane by lane.
+# A 4-bit code has 16 possible values, and AVX-512 looks 16 floats up in one instruction by the low four bits
+# of each lane. So codes are decoded by a table made per scale; elsewhere the same value is computed lane by
+# lane.
 
 
 def _pick(builder, table, codes, otherwise):

@@ -1,13 +1,14 @@
 """Matrix products of few columns: one pass over the encoded weights, decoded in registers.
 
-Roofline (T = 1): the encoded bytes over the memory bandwidth. Two cores of a Xeon of 2024 read 20 to 24 GB/s; a core
-decodes and multiplies Q4_1 at 13 GB/s from its cache, so both limits are near and have to overlap. What that took:
-weights are read in two streams far apart (a thread's rows, or gate and up), because one stream stalls at the start
-of every memory page; lines are requested a few kilobytes ahead; a thread keeps to one run of rows and takes others'
-rows only when its own are done. Reached for SmolLM2's shapes: see `bench/ops_cpu.py`.
+Roofline (T = 1): the encoded bytes over the memory bandwidth. Two cores of a Xeon of 2024 read 20 to 24 GB/s;
+a core decodes and multiplies Q4_1 at 13 GB/s from its cache, so both limits are near and have to overlap.
+What that took: weights are read in two streams far apart (a thread's rows, or gate and up), because one
+stream stalls at the start of every memory page; lines are requested a few kilobytes ahead; a thread keeps to
+one run of rows and takes others' rows only when its own are done. Reached for SmolLM2's shapes: see
+`bench/ops_cpu.py`.
 
-For T > 1 a panel of the two rows is decoded once into the cache and multiplied with two columns at a time. Every
-column's sum has the same order for every T, so its bits depend on nothing but its own input.
+For T > 1 a panel of the two rows is decoded once into the cache and multiplied with two columns at a time.
+Every column's sum has the same order for every T, so its bits depend on nothing but its own input.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import functools
 from collections.abc import Callable
 
 from ninfer.ops.cpu.access import load_some, size_of, store_some, widen
-from ninfer.ops.cpu.codecs import CODECS
 from ninfer.ops.cpu.block import DYNAMIC, argument, arrive, next_of, next_shared, team_size
+from ninfer.ops.cpu.codecs import CODECS
 from ninfer.ops.cpu.kernel import Kernel
 from ninfer.ops.cpu.simd import (
-    device,
     add,
+    device,
     div,
     fma,
     get_f64,
@@ -176,9 +177,9 @@ def _finish(value, count, out, out_kind, residual, residual_kind, scratch):
 def linear_kernel(data):
     """`out[t, first + r] = round(residual + W[r] . x[t])`, or `silu(gate[r] . x[t]) * (up[r] . x[t])`.
 
-    Arguments: 0 x (activations if T is 1, else float32 scratch made by `widen`), 1 out, 2 residual or 0, 3 T, 4 kind
-    of x, 5 kind of out, 6 row stride of out and residual, 7 first, 8 rows (pairs if gated), 9 gated, 10 kind of the
-    residual; the constants of `plan.constants_of`.
+    Arguments: 0 x (activations if T is 1, else float32 scratch made by `widen`), 1 out, 2 residual or 0, 3 T,
+    4 kind of x, 5 kind of out, 6 row stride of out and residual, 7 first, 8 rows (pairs if gated), 9 gated,
+    10 kind of the residual; the constants of `plan.constants_of`.
     """
     x, out, residual, count = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
     x_kind, out_kind, stride, first = (
@@ -332,8 +333,8 @@ def _emit(v0, v1, out, kind, count, divisor, scratch):
 def decode_kernel(data):
     """Whole rows in natural order, rounded to the kind of `out`.
 
-    Arguments: 0 row numbers (int64) or 0 for consecutive rows, 1 out, 2 how many rows, 3 kind of out, 4 row stride of
-    out in elements, 5 first row; the constants of `plan.constants_of`.
+    Arguments: 0 row numbers (int64) or 0 for consecutive rows, 1 out, 2 how many rows, 3 kind of out, 4 row
+    stride of out in elements, 5 first row; the constants of `plan.constants_of`.
     """
     ids, out, rows, kind = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
     stride, first = argument(data, 4), argument(data, 5)

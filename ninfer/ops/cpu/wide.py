@@ -1,13 +1,14 @@
-"""Matrix products of many columns on AMX: weights are decoded to bf16 tiles in the cache and multiplied there.
+"""Matrix products of many columns on AMX: weights are decoded to bf16 tiles in the cache and multiplied
+there.
 
-Roofline: a core's tile unit does 512 multiply-adds a cycle (3.4 TFLOP/s at 3.3 GHz), and decoding costs about 0.15
-cycles a weight once per call, nothing next to 512 columns. Of the eight tiles four hold sums (32 rows x 32 columns),
-so each step of four products needs four tile loads. The output comes out as [rows, columns] and is transposed on its
-way out. Compared with decoding to memory and calling oneDNN this reads weights once, keeps sums in float32 until the
-residual or the gate is applied, and needs no reordering of the weights.
+Roofline: a core's tile unit does 512 multiply-adds a cycle (3.4 TFLOP/s at 3.3 GHz), and decoding costs about
+0.15 cycles a weight once per call, nothing next to 512 columns. Of the eight tiles four hold sums (32 rows x
+32 columns), so each step of four products needs four tile loads. The output comes out as [rows, columns] and
+is transposed on its way out. Compared with decoding to memory and calling oneDNN this reads weights once,
+keeps sums in float32 until the residual or the gate is applied, and needs no reordering of the weights.
 
-Weights are rounded to bf16 here (activations are bf16 already); sums are float32. A column's bits do not depend on
-the other columns.
+Weights are rounded to bf16 here (activations are bf16 already); sums are float32. A column's bits do not
+depend on the other columns.
 """
 
 from __future__ import annotations
@@ -27,22 +28,21 @@ from ninfer.ops.cpu.amx import (
     store_sums,
     transpose,
 )
-from ninfer.ops.cpu.codecs import CODECS
 from ninfer.ops.cpu.block import DYNAMIC, argument, arrive, next_shared
 from ninfer.ops.cpu.kernel import Kernel
 from ninfer.ops.cpu.simd import (
-    device,
     add,
+    device,
     div,
     get_f64,
     get_u8,
-    split_pairs,
     load_f32,
     mul,
     prefetch,
     put_u8,
     silu,
     splat,
+    split_pairs,
     stack,
     store_f32,
     zeros,
@@ -57,7 +57,8 @@ _tail = small._tail
 def pack_kernel(data):
     """bf16 columns as tiles of 16 columns and one unit. Arguments: 0 x, 1 out, 2 T, 3 K, 4 units.
 
-    Tile (block, unit) is 1024 bytes at `out + 1024 * (block * units + unit)`. Columns and units are zero-padded.
+    Tile (block, unit) is 1024 bytes at `out + 1024 * (block * units + unit)`. Columns and units are
+    zero-padded.
     """
     x, out, count, columns, units = (
         argument(data, 0),
@@ -150,9 +151,9 @@ def _finish(
 def tiles_kernel(data):
     """The operator of `small.linear_kernel` for many columns.
 
-    Arguments: 0 x packed by `pack_kernel`, 1 out, 2 residual or 0, 3 T, 4 scratch of `1024 * 2 * units` bytes a
-    thread, 5 kind of out, 6 row stride of out and residual, 7 first, 8 rows (pairs if gated), 9 gated, 10 kind of the
-    residual, 11 tile configuration; the constants of `plan.constants_of`.
+    Arguments: 0 x packed by `pack_kernel`, 1 out, 2 residual or 0, 3 T, 4 scratch of `1024 * 2 * units` bytes
+    a thread, 5 kind of out, 6 row stride of out and residual, 7 first, 8 rows (pairs if gated), 9 gated, 10
+    kind of the residual, 11 tile configuration; the constants of `plan.constants_of`.
     """
     x, out, residual, count = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
     memory, out_kind, stride, first = (

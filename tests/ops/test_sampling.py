@@ -1,0 +1,160 @@
+"""Sampling against a scalar reading of the rules."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from ninfer.errors import OptionError
+from ninfer.ops import Purpose, SamplingParams, sample, uniform
+
+MASK = (1 << 64) - 1
+
+
+def mix(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) & MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def draw(seed: int, position: int, purpose: int) -> float:
+    key = mix(seed ^ ((position % 2**32) * 0xD1B54A32D192ED03 & MASK))
+    return (mix(key ^ (purpose << 21)) >> 40) / 2**24
+
+
+def choose(scores: list[float], p: SamplingParams, position: int, purpose: int, counts: list[int]) -> int:
+    adjusted = []
+    for x, c in zip(scores, counts, strict=True):
+        penalty = np.float32(p.presence_penalty) * np.float32(c > 0)
+        penalty = penalty + np.float32(p.frequency_penalty) * np.float32(c)
+        adjusted.append(float(np.float32(x) - penalty))
+    order = sorted(
+        (i for i in range(len(adjusted)) if adjusted[i] == adjusted[i]), key=lambda i: (-adjusted[i], i)
+    )
+    if not order or not math.isfinite(adjusted[order[0]]):
+        return -1
+    if p.temperature <= 0:
+        return order[0]
+    order = order[: p.top_k if 1 <= p.top_k <= 19 else 20]
+    weights = [math.exp((adjusted[i] - adjusted[order[0]]) / p.temperature) for i in order]
+    kept: list[tuple[int, float]] = []
+    for token, weight in zip(order, weights, strict=True):
+        if kept and p.min_p > 0 and weight < p.min_p * weights[0]:
+            break
+        kept.append((token, weight))
+        if p.top_p < 1 and sum(w for _, w in kept) >= p.top_p * sum(weights):
+            break
+    goal = draw(p.seed, position, purpose) * sum(w for _, w in kept)
+    reached = 0.0
+    for token, weight in kept:
+        reached += weight
+        if reached > goal:
+            return token
+    return kept[-1][0]
+
+
+def test_the_draw_is_the_specified_one() -> None:
+    assert mix(0) == 0xE220A8397B1DCDAF  # the first number of SplitMix64
+    rng = random.Random(1)
+    for _ in range(200):
+        seed, position, purpose = rng.getrandbits(64), rng.getrandbits(34), rng.randrange(6)
+        assert uniform(seed, position, purpose) == draw(seed, position, purpose)
+    assert uniform(0, 5, Purpose.PREFILL) != uniform(0, 5, Purpose.DECODE)
+    assert uniform(0, 5, Purpose.DECODE, sub=1) != uniform(0, 5, Purpose.DECODE)
+
+
+@pytest.mark.parametrize("size", [1, 5, 16, 17, 20, 21, 33, 1000])
+@pytest.mark.parametrize("coarse", [False, True])
+def test_choices_follow_the_rules(size: int, coarse: bool) -> None:
+    rng = random.Random(size)
+    for trial in range(60):
+        scores = torch.randn(2, size) * 3
+        # Coarse scores are full of ties, and both zeros occur.
+        scores = (
+            (scores.round() * random.Random(trial).choice((1.0, -1.0)))
+            if coarse
+            else scores.bfloat16().float()
+        )
+        counts = torch.randint(0, 3, (2, size), dtype=torch.int32)
+        params = [
+            SamplingParams(
+                temperature=rng.choice((0.0, 0.3, 1.0, 2.0)),
+                top_k=rng.choice((0, 1, 2, 19, 20, 50)),
+                top_p=rng.choice((0.0, 0.3, 0.9, 1.0)),
+                min_p=rng.choice((0.0, 0.05, 0.5, 1.0)),
+                presence_penalty=rng.choice((0.0, 1.5, -0.7)),
+                frequency_penalty=rng.choice((0.0, 0.4)),
+                seed=rng.getrandbits(64),
+            )
+            for _ in range(2)
+        ]
+        positions = [rng.randrange(10_000), rng.randrange(10_000)]
+        got = sample(scores, params, positions, Purpose.DECODE, counts)
+        for b in range(2):
+            expected = choose(scores[b].tolist(), params[b], positions[b], 1, counts[b].tolist())
+            assert got[b] == expected
+
+
+def test_large_vocabulary_and_no_counts() -> None:
+    scores = torch.randn(1, 248_077).bfloat16().float()
+    for seed in range(5):
+        params = SamplingParams(temperature=1.0, seed=seed)
+        expected = choose(scores[0].tolist(), params, 7, 0, [0] * 248_077)
+        assert sample(scores, [params], [7], Purpose.PREFILL) == [expected]
+
+
+def test_greedy_takes_the_lowest_id_of_equals() -> None:
+    greedy = SamplingParams(temperature=0.0)
+    scores = torch.full((1, 50), -1.0)
+    scores[0, [11, 30]] = 0.0
+    scores[0, 11] = -0.0
+    assert sample(scores, [greedy], [0], Purpose.DECODE) == [11]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_scores_that_are_not_finite(temperature: float) -> None:
+    params = [SamplingParams(temperature=temperature)]
+    nan, inf = math.nan, math.inf
+    cases = [([nan] * 40, -1), ([1.0, inf, 0.0], -1), ([-inf] * 3, -1), ([-inf, nan, 2.0, nan], 2)]
+    for scores, expected in cases:
+        assert sample(torch.tensor([scores]), params, [0], Purpose.DECODE) == [expected]
+
+
+def test_frequencies_follow_the_weights() -> None:
+    scores = torch.tensor([[0.0, 1.0, 2.0, -1.0]])
+    weights = torch.softmax(scores[0].double(), 0)
+    counts = torch.zeros(4)
+    for position in range(4000):
+        counts[sample(scores, [SamplingParams(seed=3)], [position], Purpose.DECODE)[0]] += 1
+    assert ((counts / 4000 - weights).abs() < 4 * (weights / 4000).sqrt()).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": math.nan}, "temperature must be finite"),
+        ({"top_p": 1.5}, "top_p must be between 0 and 1, got 1.5"),
+        ({"min_p": -0.1}, "min_p must be between 0 and 1"),
+        ({"top_k": -1}, "top_k must not be negative"),
+        ({"seed": -1}, "unsigned 64-bit"),
+        ({"presence_penalty": math.inf}, "presence_penalty must be finite"),
+    ],
+)
+def test_bad_parameters_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        SamplingParams(**options)
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    params = [SamplingParams(presence_penalty=1.0)]
+    with pytest.raises(OptionError, match="2 rows of scores need"):
+        sample(torch.zeros(2, 4), params, [0], Purpose.DECODE)
+    with pytest.raises(OptionError, match="contiguous float32"):
+        sample(torch.zeros(1, 4).double(), params, [0], Purpose.DECODE)
+    with pytest.raises(OptionError, match="counts"):
+        sample(torch.zeros(1, 4), params, [0], Purpose.DECODE, torch.zeros(1, 5, dtype=torch.int32))
