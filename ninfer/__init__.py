@@ -7,11 +7,14 @@
             if isinstance(event, ninfer.Output):
                 print(event.text, end="")
 
-Importing this package is light: the names below arrive, with PyTorch, when they are first used.
+Importing this package is light: the names below arrive when they are first used. What goes wrong for a reason
+outside the code is an `NInferError`, whose text is one sentence.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ninfer.errors import NInferError
 
 if TYPE_CHECKING:
     from ninfer.api import (
@@ -35,6 +38,7 @@ __all__ = [
     "EngineOptions",
     "FinishReason",
     "GenerationOptions",
+    "NInferError",
     "Output",
     "PromptProgress",
     "Started",

@@ -34,5 +34,9 @@ class CapacityError(NInferError):
     """A request or a plan does not fit the configured memory or context."""
 
 
+class EngineError(NInferError):
+    """An engine is used in a way it can't serve: after it was closed, or for two answers at once."""
+
+
 class FrontendError(NInferError):
     """Tokenizer, chat template or messages cannot be used as given."""

@@ -17,3 +17,13 @@ def smollm2() -> Path:
     if not SMOLLM2.exists():
         pytest.skip(f"{SMOLLM2.name} is not in models/; make test fetches it")
     return SMOLLM2
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3.5 artifact; its Hugging Face folder stands beside it as `checkpoint`."""
+    from tests.frontend.conftest import _qwen_documents
+    from tests.models.tiny import Qwen35Geometry
+    from tests.tiny_artifact import write_artifact
+
+    return write_artifact(Qwen35Geometry(vocab_size=1024), _qwen_documents(), tmp_path_factory.mktemp("tiny"))

@@ -1,9 +1,10 @@
 """A loaded model with its frontend: messages in, events out."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 from ninfer.api.options import EngineOptions, GenerationOptions
 from ninfer.artifact import Artifact, TensorObject
 from ninfer.convert import ensure_artifact
-from ninfer.engine import Event, OutputSession, Request, run
-from ninfer.errors import ModelError, OptionError
+from ninfer.engine import Event, Output, OutputSession, Request, run
+from ninfer.errors import EngineError, ModelError, OptionError
+from ninfer.events import Channel
 from ninfer.frontend import Frontend, Prompt
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ class EngineDescription:
 
 
 class Generation:
-    """One answer under way: iterate for its events, or call `text()` for the whole answer.
+    """One answer under way: iterate for its events, which come once, or call `text()`.
 
     `prompt`, `sampling` and `render_seconds` say what was resolved. `cancel()` may be called from any thread
     or a signal handler; the answer ends at the next boundary with its text so far.
@@ -62,6 +64,10 @@ class Generation:
         """Ask the answer to end."""
         self._cancelled = True
 
+    def text(self) -> str:
+        """Run to the end; the content, without the reasoning."""
+        return "".join(e.text for e in self if isinstance(e, Output) and e.channel is Channel.CONTENT)
+
     def __iter__(self) -> Iterator[Event]:
         return self._events
 
@@ -70,7 +76,7 @@ class Engine:
     """One model, one answer at a time, on the CPU. Use as a context manager, or call `close`.
 
     A new request continues from what it shares with the previous one, so a conversation computes only its
-    new part.
+    new part. Safe to use from several threads: they wait for each other, one event at a time.
     """
 
     def __init__(
@@ -78,8 +84,9 @@ class Engine:
     ) -> None:
         """Use `load`."""
         self._artifact = artifact
-        self._program = program
-        self._running: Generator[Event] | None = None
+        self._program: Program | None = program
+        self._running: Iterator[Event] | None = None
+        self._lock = Lock()
         self.frontend = frontend
         self.description = description
 
@@ -110,11 +117,15 @@ class Engine:
         with ThreadPoolExecutor(1) as pool:
             # The tokenizer is built while PyTorch and the kernels are imported.
             pending = pool.submit(_frontend, artifact, options.chat_template)
+            import torch
+
             from ninfer import models
+            from ninfer.ops.cpu import machine_threads
             from ninfer.runtime import Program
 
             frontend = pending.result()
-        threads = 2
+        threads = options.threads or machine_threads()
+        torch.set_num_threads(threads)
         model = models.load(artifact, public_tokens=frontend.public_tokens)
         context = options.max_context
         if context is None:
@@ -146,8 +157,8 @@ class Engine:
     ) -> Generation:
         """Answer a conversation (`role`, `content` and the other members of the messages file).
 
-        Rendering errors are raised here, capacity errors at the first event. Only one generation may run at
-        a time; starting another ends the previous one.
+        Errors of messages and options are raised here, those of capacity at the first event. Only one answer
+        is under way at a time: the first event of another ends this one, which then raises EngineError.
         """
         options = options or GenerationOptions()
         begin = perf_counter()
@@ -181,15 +192,25 @@ class Engine:
     def _run(
         self, request: Request, session: OutputSession, cancelled: Callable[[], bool]
     ) -> Iterator[Event]:
-        """Run as the only request: one that is still under way ends where its last event left it."""
-        if self._running is not None:
-            self._running.close()
-        self._running = run(self._program, request, session, cancelled)
-        yield from self._running
+        """The events of a request; the lock is held while one is made."""
+        with self._lock:
+            if self._program is None:
+                raise EngineError("the engine is closed; load the model again")
+            events = self._running = run(self._program, request, session, cancelled)
+        while True:
+            with self._lock:
+                if self._running is not events:
+                    raise EngineError("this answer ended early: another one was begun, or the engine closed")
+                event = next(events, None)
+            if event is None:
+                return
+            yield event
 
     def close(self) -> None:
-        """Release the mapped file."""
-        self._artifact.close()
+        """End the answer under way and release the model's memory. May be called more than once."""
+        with self._lock:
+            self._running = self._program = None
+            self._artifact.close()
 
     def __enter__(self) -> Self:
         return self

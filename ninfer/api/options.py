@@ -1,6 +1,7 @@
 """What a caller may choose: when loading an engine, and for each answer."""
 
 from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,18 @@ if TYPE_CHECKING:
     from ninfer.runtime import SamplingParams
 
 
+_U32 = 2**32 - 1
+_MAX_THREADS = 1024
+
+
 @dataclass(frozen=True)
 class EngineOptions:
     """Fixed while the engine lives.
 
     `max_context` tokens of one sequence (default 2048, or the model's positions if those are fewer);
     `prefill_chunk` prompt tokens per unit of work, a multiple of 128; `chat_template` Jinja source used
-    instead of the artifact's; `threads` of the CPU backend (None: from the machine); `cache_dir` for
-    converted checkpoints (None: `$NINFER_CACHE` or the platform's user cache).
+    instead of the artifact's; `threads` of PyTorch and the CPU backend in the whole process (None: from the
+    machine); `cache_dir` for converted checkpoints (None: `$NINFER_CACHE` or the platform's user cache).
     """
 
     max_context: int | None = None
@@ -26,6 +31,11 @@ class EngineOptions:
     chat_template: str | None = None
     threads: int | None = None
     cache_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        _check(self, "max_context", Integral, 1, _U32)
+        _check(self, "prefill_chunk", Integral, 1, _U32)
+        _check(self, "threads", Integral, 1, _MAX_THREADS)
 
 
 @dataclass(frozen=True)
@@ -53,13 +63,15 @@ class GenerationOptions:
     raw: bool = False
 
     def __post_init__(self) -> None:
-        _check_range("temperature", self.temperature, 0, 2)
-        _check_range("top_p", self.top_p, 0, 1)
-        _check_range("min_p", self.min_p, 0, 1)
-        _check_range("top_k", self.top_k, 0, 20)
-        _check_range("seed", self.seed, 0, 2**64 - 1)
-        _check_range("presence_penalty", self.presence_penalty, -2, 2)
-        _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check(self, "max_new", Integral, 1, _U32)
+        _check(self, "thinking_budget", Integral, 1, _U32)
+        _check(self, "temperature", Real, 0, 2)
+        _check(self, "top_p", Real, 0, 1)
+        _check(self, "min_p", Real, 0, 1)
+        _check(self, "top_k", Integral, 0, 20)
+        _check(self, "seed", Integral, 0, 2**64 - 1)
+        _check(self, "presence_penalty", Real, -2, 2)
+        _check(self, "frequency_penalty", Real, -2, 2)
         if self.thinking_budget is not None and (self.thinking is False or self.reasoning_effort == "none"):
             raise OptionError("a thinking budget needs thinking; drop the budget or switch thinking on")
         if self.thinking is False and self.reasoning_effort not in (None, "none"):
@@ -75,7 +87,11 @@ class GenerationOptions:
         return SamplingParams(**{name: getattr(merged, name) for name in names}, seed=self.seed)
 
 
-def _check_range(name: str, value: Any, low: float, high: float) -> None:
-    # NaN fails both comparisons, so it is refused too.
-    if value is not None and not low <= value <= high:
-        raise OptionError(f"{name} must be between {low} and {high}, not {value}")
+def _check(options: object, name: str, kind: type, low: int, high: int) -> None:
+    """OptionError unless the field is such a number in [low, high], or None where that is the default."""
+    if getattr(options, name) is getattr(type(options), name) is None:
+        return
+    value: Any = getattr(options, name)
+    if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
+        what = "a whole number" if kind is Integral else "a number"
+        raise OptionError(f"{name} must be {what} between {low} and {high}, not {value!r:.80}")

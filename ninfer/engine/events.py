@@ -15,7 +15,7 @@ class Started:
 
 @dataclass(frozen=True)
 class PromptProgress:
-    """`processed_tokens` of `prompt_tokens` (reused ones included) are in memory, after `seconds`."""
+    """`processed_tokens` of `prompt_tokens` (reused ones included) are in memory, after `seconds` of work."""
 
     prompt_tokens: int
     processed_tokens: int
@@ -45,7 +45,8 @@ class Statistics:
     """Counts and times of one finished request.
 
     `generated_tokens` counts every committed output token (stop and forced tokens too). The first token
-    belongs to `prefill_seconds`; `decode_seconds` covers the others.
+    belongs to `prefill_seconds`; `decode_seconds` covers the others. Both are times of the model's work: what
+    the consumer of the events takes is not in them.
     """
 
     finish_reason: FinishReason

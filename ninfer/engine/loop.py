@@ -39,14 +39,14 @@ def run(
     _check_thinking(request, session, admission)
     yield Started(admission.prompt_tokens, admission.reused_tokens)
     output: list[int] = []
-    begin = first = perf_counter()
-    step = Step()
+    prefill_seconds = decode_seconds = 0.0
     tokens: tuple[int, ...] = ()
     while not tokens and not cancelled():
+        begin = perf_counter()
         prefilled = program.prefill()
+        prefill_seconds += perf_counter() - begin
         tokens = prefilled.tokens
-        first = perf_counter()
-        yield PromptProgress(prefilled.prompt_tokens, prefilled.processed_tokens, first - begin)
+        yield PromptProgress(prefilled.prompt_tokens, prefilled.processed_tokens, prefill_seconds)
     finish = None if tokens else FinishReason.CANCELLED
     while finish is None:
         step = session.accept(tokens)
@@ -63,9 +63,10 @@ def run(
             if cancelled():
                 finish = FinishReason.CANCELLED
             else:
+                begin = perf_counter()
                 tokens = program.decode().tokens
+                decode_seconds += perf_counter() - begin
     yield from _publish(session.close())
-    end = perf_counter()
     thinking = None
     if request.thinking_budget is not None:
         thinking = ThinkingReport(
@@ -81,8 +82,8 @@ def run(
             reused_tokens=admission.reused_tokens,
             generated_tokens=len(output),
             reasoning_tokens=session.reasoning_tokens,
-            prefill_seconds=first - begin,
-            decode_seconds=end - first,
+            prefill_seconds=prefill_seconds,
+            decode_seconds=decode_seconds,
             token_ids=tuple(output),
             thinking=thinking,
         )

@@ -1,5 +1,6 @@
 """The request loop on a scripted program and a scripted output session."""
 
+import time
 from collections.abc import Sequence
 from typing import cast
 
@@ -135,6 +136,18 @@ def test_budgets_end_exactly_and_held_text_is_published(max_output, context, gen
     statistics = done(events).statistics
     assert (statistics.generated_tokens, statistics.finish_reason) == (generated, reason)
     assert [event.text for event in events if isinstance(event, Output)][-1] == "held"
+
+
+def test_times_are_the_models_and_not_the_consumers():
+    events = []
+    for event in run(
+        cast(Program, ScriptedProgram()), request(max_output=4), ScriptedSession(), lambda: False
+    ):
+        time.sleep(0.02)
+        events.append(event)
+    statistics = done(events).statistics
+    assert 0 < statistics.prefill_seconds < 0.02
+    assert 0 < statistics.decode_seconds < 0.02
 
 
 @pytest.mark.parametrize("polls", range(8))

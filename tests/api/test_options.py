@@ -1,0 +1,57 @@
+"""Ranges and types of options, refused where they are given."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ninfer.api import EngineOptions, GenerationOptions
+from ninfer.errors import OptionError
+from ninfer.frontend import SamplingPreset
+
+BOUNDS = [
+    (GenerationOptions, "max_new", 1, 2**32 - 1),
+    (GenerationOptions, "thinking_budget", 1, 2**32 - 1),
+    (GenerationOptions, "temperature", 0, 2),
+    (GenerationOptions, "top_p", 0, 1),
+    (GenerationOptions, "min_p", 0, 1),
+    (GenerationOptions, "top_k", 0, 20),
+    (GenerationOptions, "seed", 0, 2**64 - 1),
+    (GenerationOptions, "presence_penalty", -2, 2),
+    (GenerationOptions, "frequency_penalty", -2, 2),
+    (EngineOptions, "max_context", 1, 2**32 - 1),
+    (EngineOptions, "prefill_chunk", 1, 2**32 - 1),
+    (EngineOptions, "threads", 1, 1024),
+]
+REAL = {"temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"}
+
+
+@pytest.mark.parametrize(("kind", "name", "low", "high"), BOUNDS, ids=[case[1] for case in BOUNDS])
+def test_numbers_have_ranges_and_types(kind, name, low, high):
+    for value in (low, high, np.int64(low)):
+        assert getattr(kind(**{name: value}), name) == value
+    wrong = [low - 1, high + 1, float("nan"), float("inf"), "1", True, [1]]
+    if name not in REAL:
+        wrong.append(1.5)
+    if getattr(kind, name) is not None:
+        wrong.append(None)
+    for value in wrong:
+        with pytest.raises(OptionError, match=f"^{name} must be .* between {low} and {high}, not "):
+            kind(**{name: value})
+
+
+def test_thinking_options_must_agree():
+    off: list[dict[str, Any]] = [{"thinking": False}, {"reasoning_effort": "none"}]
+    for options in off:
+        with pytest.raises(OptionError, match="thinking budget"):
+            GenerationOptions(thinking_budget=3, **options)
+    with pytest.raises(OptionError, match="'high' needs thinking"):
+        GenerationOptions(thinking=False, reasoning_effort="high")
+    GenerationOptions(thinking=False, reasoning_effort="none")
+
+
+def test_own_values_replace_the_presets_one_by_one():
+    preset = SamplingPreset(temperature=0.7, top_p=0.8, presence_penalty=1.5)
+    sampling = GenerationOptions(temperature=0, min_p=0.1, seed=5).sampling(preset)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0, 0.8, 20)
+    assert (sampling.min_p, sampling.presence_penalty, sampling.seed) == (0.1, 1.5, 5)
