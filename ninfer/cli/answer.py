@@ -4,12 +4,22 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ninfer.api import Channel, Done, Engine, EngineOptions, Generation, GenerationOptions, Output
+from ninfer.api import (
+    Channel,
+    Done,
+    Engine,
+    EngineOptions,
+    Generation,
+    GenerationOptions,
+    Output,
+    Statistics,
+)
 from ninfer.cli.progress import conversion_progress
-from ninfer.cli.report import write_report
+from ninfer.cli.report import write_line, write_report
 
 
 def load(model: Path, options: EngineOptions, quiet: bool) -> Engine:
@@ -27,20 +37,34 @@ def load(model: Path, options: EngineOptions, quiet: bool) -> Engine:
 
 
 class Answerer:
-    """Streams answers of one engine: content to stdout, reasoning and the report to stderr."""
+    """Streams answers of one engine: content to stdout, reasoning and the report to stderr.
+
+    In a `chat` the report is one line.
+    """
 
     def __init__(
-        self, engine: Engine, options: GenerationOptions, *, print_token_ids: bool, quiet: bool
+        self, engine: Engine, options: GenerationOptions, *, print_token_ids: bool, quiet: bool, chat: bool
     ) -> None:
         self._engine = engine
         self._options = options
         self._print_token_ids = print_token_ids
         self._quiet = quiet
+        self._chat = chat
 
-    def answer(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> str:
-        """Stream one answer and return its content; Ctrl-C ends it with the text so far."""
-        generation = self._engine.chat(messages, self._options, tools=tools)
-        content: list[str] = []
+    def answer(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        attempt: int = 0,
+        *,
+        tools: Sequence[Any] | None = None,
+    ) -> dict[str, str]:
+        """Stream one answer and return it as a message; Ctrl-C ends it with the text so far.
+
+        Every `attempt` at the same messages has its own seed.
+        """
+        options = replace(self._options, seed=(self._options.seed + attempt) % 2**64)
+        generation = self._engine.chat(messages, options, tools=tools)
+        texts = {Channel.CONTENT: "", Channel.REASONING: ""}
         channel = Channel.CONTENT
         with _interrupt_cancels(generation):
             for event in generation:
@@ -48,31 +72,36 @@ class Answerer:
                     if channel is Channel.REASONING and event.channel is Channel.CONTENT:
                         print(file=sys.stderr, flush=True)
                     channel = event.channel
-                    if channel is Channel.CONTENT:
-                        content.append(event.text)
+                    texts[channel] += event.text
                     stream = sys.stdout if channel is Channel.CONTENT else sys.stderr
                     stream.write(event.text)
                     stream.flush()
                 elif isinstance(event, Done):
-                    self._finish(generation, event, "".join(content), channel)
-        return "".join(content)
+                    if channel is Channel.REASONING:
+                        print(file=sys.stderr)
+                    if not texts[Channel.CONTENT].endswith("\n"):
+                        print(flush=True)
+                    self._report(generation, event.statistics)
+        message = {"role": "assistant", "content": texts[Channel.CONTENT]}
+        if texts[Channel.REASONING]:
+            message["reasoning_content"] = texts[Channel.REASONING]
+        return message
 
-    def _finish(self, generation: Generation, done: Done, content: str, channel: Channel) -> None:
-        if channel is Channel.REASONING:
-            print(file=sys.stderr)
-        if not content.endswith("\n"):
-            print(flush=True)
-        if not self._quiet:
+    def _report(self, generation: Generation, statistics: Statistics) -> None:
+        description = self._engine.description
+        if self._print_token_ids and (self._quiet or self._chat):
+            print(*statistics.token_ids, file=sys.stderr)
+        if self._chat:
+            write_line(sys.stderr, statistics, description, self._quiet)
+        elif not self._quiet:
             write_report(
                 sys.stderr,
-                done.statistics,
+                statistics,
                 generation.sampling,
-                self._engine.description,
+                description,
                 generation.render_seconds,
                 self._print_token_ids,
             )
-        elif self._print_token_ids:
-            print(*done.statistics.token_ids, file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -14,18 +14,23 @@ HELP = """\
 /help          this list
 /exit          leave (also Ctrl-D)
 End a line with \\ to continue it on the next one; \"\"\" alone on a line opens and closes a block of lines.
-Ctrl-C stops an answer; at the prompt it clears the input."""
+Ctrl-C stops an answer, twice drops it; at the prompt it clears the input."""
 
-Answer = Callable[[list[dict[str, Any]]], str]
+Answer = Callable[[list[dict[str, Any]], int], dict[str, Any]]
 
 
 class Chat:
-    """A conversation on a terminal. `answer(messages)` streams one reply and returns its text."""
+    """A conversation on a terminal.
+
+    `answer(messages, attempt)` streams one reply and returns it as a message; `attempt` counts the replies to
+    the same messages.
+    """
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._system: str | None = None
         self._turns: list[dict[str, Any]] = []
+        self._attempt = 0
 
     def run(self) -> int:
         """Read and answer until the input ends; returns the exit code."""
@@ -34,35 +39,39 @@ class Chat:
         print("Type a message; /help lists the commands, Ctrl-D leaves.", file=sys.stderr)
         while True:
             try:
-                text = read_message(_read_line)
+                if not self._take(read_message(_read_line)):
+                    return 0
             except KeyboardInterrupt:
                 print(file=sys.stderr)
-                continue
             except EOFError:
                 print(file=sys.stderr)
                 return 0
-            if text.startswith("/") and "\n" not in text:
-                if not self._command(text):
-                    return 0
-            elif text.strip():
-                self._turns.append({"role": "user", "content": text})
-                self._reply()
+
+    def _take(self, text: str) -> bool:
+        """Carry out a /command or answer a message; returns False to leave."""
+        if text.startswith("/") and "\n" not in text:
+            return self._command(text)
+        if text.strip():
+            self._attempt = 0
+            self._reply([*self._turns, {"role": "user", "content": text}])
+        return True
 
     def _command(self, text: str) -> bool:
-        """Carry out a /command; returns False to leave."""
         name, _, argument = text.partition(" ")
         if name in ("/exit", "/quit"):
             return False
         if name == "/reset":
             self._turns.clear()
+            print("A new conversation.", file=sys.stderr)
         elif name == "/system":
             self._system = argument.strip() or None
             self._turns.clear()
+            state = "this system message" if self._system else "no system message"
+            print(f"A new conversation with {state}.", file=sys.stderr)
         elif name == "/regenerate":
-            while self._turns and self._turns[-1]["role"] == "assistant":
-                self._turns.pop()
             if self._turns:
-                self._reply()
+                self._attempt += 1
+                self._reply(self._turns[:-1])
             else:
                 print("There is nothing to answer yet.", file=sys.stderr)
         elif name == "/help":
@@ -71,16 +80,14 @@ class Chat:
             print(f"Unknown command {name}; /help lists the commands.", file=sys.stderr)
         return True
 
-    def _reply(self) -> None:
+    def _reply(self, turns: list[dict[str, Any]]) -> None:
+        """Answer the user's turn that stands last; without an answer the conversation stays as it was."""
         system = [{"role": "system", "content": self._system}] if self._system else []
         try:
-            reply = self._answer([*system, *self._turns])
-        except NInferError as error:
-            print(f"error: {error}", file=sys.stderr)
-            print("The last message was not kept; /reset starts a new conversation.", file=sys.stderr)
-            self._turns.pop()
-            return
-        self._turns.append({"role": "assistant", "content": reply})
+            self._turns = [*turns, self._answer([*system, *turns], self._attempt)]
+        except (NInferError, KeyboardInterrupt) as error:
+            print(f"error: {error}" if str(error) else "", file=sys.stderr)
+            print("The conversation stays as it was; /reset starts a new one.", file=sys.stderr)
 
 
 def read_message(read_line: Callable[[str], str]) -> str:
@@ -98,4 +105,7 @@ def read_message(read_line: Callable[[str], str]) -> str:
 
 
 def _read_line(prompt: str) -> str:
-    return input(prompt)
+    if sys.stdout.isatty():
+        return input(prompt)
+    print(prompt, end="", file=sys.stderr, flush=True)
+    return input()

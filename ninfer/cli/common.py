@@ -1,8 +1,10 @@
-"""What every program shares: one place that turns errors into exit codes."""
+"""What every program shares: number options, and one place that turns errors into exit codes."""
 
+import io
+import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import typer
 
@@ -10,7 +12,7 @@ from ninfer.errors import NInferError, OptionError
 
 # Typer carries its own copy of click in some releases and uses the package in others; the classes that its
 # commands raise are found here through the one that it exports.
-_UsageError, _ClickException = typer.BadParameter.__mro__[1:3]
+_UsageError, _ClickException = cast(tuple[type[Exception], type[Exception]], typer.BadParameter.__mro__[1:3])
 
 
 def program(**settings: Any) -> typer.Typer:
@@ -18,6 +20,16 @@ def program(**settings: Any) -> typer.Typer:
     return typer.Typer(
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **settings
     )
+
+
+def whole(flag: str, help: str) -> Any:
+    """An option that takes a decimal integer; its range is checked by the room that owns it."""
+    return typer.Option(flag, parser=_whole, metavar="N", help=help)
+
+
+def number(flag: str, help: str) -> Any:
+    """An option that takes a real number; its range is checked by the room that owns it."""
+    return typer.Option(flag, parser=_number, metavar="F", help=help)
 
 
 def run(
@@ -32,6 +44,7 @@ def run(
     Option errors are followed by the full usage on stderr; every other expected error is one sentence.
     `later` names options that are known but not built yet: option -> what they wait for.
     """
+    _prepare_streams()
     prefix = prefix or name
     command = typer.main.get_command(app)
     command.context_settings["help_option_names"] = ["--help", "-h"]
@@ -39,6 +52,7 @@ def run(
     try:
         _refuse_later(command, arguments, later or {})
         result = command.main(args=arguments, prog_name=name, standalone_mode=False)
+        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except _ClickException as error:
         print(f"{prefix}: {_message(error)}", file=sys.stderr)
@@ -52,10 +66,44 @@ def run(
     except (KeyboardInterrupt, typer.Abort):
         print(f"\n{prefix}: interrupted", file=sys.stderr)
         return 1
-    except BrokenPipeError:
-        # The reader of our output went away (as in `| head`): nothing is left to say to it, at exit either.
-        sys.stdout = None  # type: ignore[assignment]
+    except OSError as error:
+        # A reader of our output that went away (as in `| head`) needs no message.
+        if not isinstance(error, BrokenPipeError):
+            place = error.filename or "input or output failed"
+            print(f"{prefix}: {place}: {error.strerror or error}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            sys.stdout = None  # type: ignore[assignment]  # or it would fail once more at exit
         return 1
+
+
+def _whole(value: object) -> int:
+    text = str(value)
+    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+        raise typer.BadParameter(f"{text!r:.80} is not a whole number")
+    return int(text)
+
+
+def _number(value: object) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        raise typer.BadParameter(f"{str(value)!r:.80} is not a number") from None
+
+
+def _prepare_streams() -> None:
+    """Closed streams become the null device; characters that a stream can't hold are replaced."""
+    for name, mode, errors in (
+        ("stdin", "r", "replace"),
+        ("stdout", "w", "backslashreplace"),
+        ("stderr", "w", "backslashreplace"),
+    ):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 def _message(error: Any) -> str:
@@ -78,8 +126,9 @@ def _refuse_later(command: Any, arguments: Sequence[str], later: Mapping[str, st
     position = 0
     while position < len(arguments):
         argument = arguments[position]
-        if argument in later:
+        option = argument.partition("=")[0]
+        if option in later:
             raise OptionError(
-                f"{argument} is not available in this version: it waits for {later[argument]}, later work"
+                f"{option} is not available in this version: it waits for {later[option]}, later work"
             )
         position += 2 if argument.startswith("-") and argument in valued else 1

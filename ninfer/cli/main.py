@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ninfer.cli.common import program, run
+from ninfer.cli.common import number, program, run, whole
 from ninfer.errors import OptionError
 
 app = program()
@@ -35,7 +35,6 @@ _LATER = {
 }
 _DEFAULT_MAX_NEW = 128
 _LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "critical", "off")
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 @app.command()
@@ -49,19 +48,16 @@ def ninfer(
         Path | None, typer.Option("--messages", help="Answer the conversation in this JSON file.")
     ] = None,
     max_new: Annotated[
-        int | None, typer.Option("--max-new", min=1, help="Tokens to generate at most (128; chat: no limit).")
+        int | None, whole("--max-new", "Tokens to generate at most (128; chat: no limit).")
     ] = None,
     max_context: Annotated[
-        int | None,
-        typer.Option("--max-context", min=1, help="Tokens of context (2048, or what the model has)."),
+        int | None, whole("--max-context", "Tokens of context (2048, or what the model has).")
     ] = None,
     prefill_chunk: Annotated[
-        int, typer.Option("--prefill-chunk", min=1, help="Prompt tokens per step, a multiple of 128.")
+        int, whole("--prefill-chunk", "Prompt tokens per step, a multiple of 128.")
     ] = 1024,
     kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="KV cache format: bf16.")] = "bf16",
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="CPU threads (default: from the machine).")
-    ] = None,
+    threads: Annotated[int | None, whole("--threads", "CPU threads (default: from the machine).")] = None,
     chat_template: Annotated[
         Path | None, typer.Option("--chat-template", help="Jinja file in place of the artifact's template.")
     ] = None,
@@ -69,10 +65,10 @@ def ninfer(
         bool, typer.Option("--no-thinking", help="Answer without a thinking block.")
     ] = False,
     reasoning_effort: Annotated[
-        str | None, typer.Option("--reasoning-effort", help="|".join(_EFFORTS))
+        str | None, typer.Option("--reasoning-effort", help="none|minimal|low|medium|high|xhigh|max")
     ] = None,
     thinking_budget: Annotated[
-        int | None, typer.Option("--thinking-budget", min=1, help="Close the thinking block after N tokens.")
+        int | None, whole("--thinking-budget", "Close the thinking block after N tokens.")
     ] = None,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="Stop before this text in the answer (repeatable).")
@@ -81,15 +77,15 @@ def ninfer(
         list[str] | None, typer.Option("--reasoning-stop", help="Stop before this text in the reasoning.")
     ] = None,
     stop_token_id: Annotated[
-        list[int] | None, typer.Option("--stop-token-id", min=0, help="Stop at this token id (repeatable).")
+        list[int] | None, whole("--stop-token-id", "Stop at this token id (repeatable).")
     ] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", help="[0, 2]; 0 is greedy.")] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", help="[0, 1]")] = None,
-    min_p: Annotated[float | None, typer.Option("--min-p", help="[0, 1]")] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", help="0..20; 0 is the cap of 20.")] = None,
-    presence_penalty: Annotated[float | None, typer.Option("--presence-penalty", help="[-2, 2]")] = None,
-    frequency_penalty: Annotated[float | None, typer.Option("--frequency-penalty", help="[-2, 2]")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the sampling.")] = 0,
+    temperature: Annotated[float | None, number("--temperature", "[0, 2]; 0 is greedy.")] = None,
+    top_p: Annotated[float | None, number("--top-p", "[0, 1]")] = None,
+    min_p: Annotated[float | None, number("--min-p", "[0, 1]")] = None,
+    top_k: Annotated[int | None, whole("--top-k", "0..20; 0 is the cap of 20.")] = None,
+    presence_penalty: Annotated[float | None, number("--presence-penalty", "[-2, 2]")] = None,
+    frequency_penalty: Annotated[float | None, number("--frequency-penalty", "[-2, 2]")] = None,
+    seed: Annotated[int, whole("--seed", "Seed of the sampling.")] = 0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the most likely token.")] = False,
     raw_output: Annotated[
         bool, typer.Option("--raw-output", help="Everything to stdout, special tokens shown.")
@@ -97,9 +93,7 @@ def ninfer(
     print_token_ids: Annotated[
         bool, typer.Option("--print-token-ids", help="List the ids at the end.")
     ] = False,
-    log_level: Annotated[
-        str, typer.Option("--log-level", help="trace|debug|info|warning|error|critical|off")
-    ] = "info",
+    log_level: Annotated[str, typer.Option("--log-level", help="|".join(_LOG_LEVELS))] = "info",
 ) -> int:
     """Answer one prompt (--prompt, --messages or stdin); without one, chat on the terminal."""
     one_shot = prompt is not None or messages is not None or not sys.stdin.isatty()
@@ -112,10 +106,8 @@ def ninfer(
     from ninfer.api import EngineOptions, GenerationOptions
     from ninfer.cli.answer import Answerer, load
 
-    if no_thinking and reasoning_effort not in (None, "none"):
-        raise OptionError(f"--reasoning-effort {reasoning_effort} and --no-thinking exclude each other")
     options = GenerationOptions(
-        max_new=max_new or (_DEFAULT_MAX_NEW if one_shot else None),
+        max_new=_DEFAULT_MAX_NEW if max_new is None and one_shot else max_new,
         temperature=0.0 if greedy else temperature,
         top_p=top_p,
         top_k=top_k,
@@ -139,9 +131,9 @@ def ninfer(
     )
     quiet = log_level in _LOG_LEVELS[_LOG_LEVELS.index("warning") :]
     with load(model, engine_options, quiet=quiet) as engine:
-        answerer = Answerer(engine, options, print_token_ids=print_token_ids, quiet=quiet)
+        answerer = Answerer(engine, options, print_token_ids=print_token_ids, quiet=quiet, chat=not one_shot)
         if one_shot:
-            answerer.answer(conversation, tools)
+            answerer.answer(conversation, tools=tools)
             return 0
         from ninfer.cli.chat import Chat
 

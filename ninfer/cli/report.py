@@ -1,9 +1,9 @@
-"""The report on stderr after an answer: stage rows, then a summary, in fixed columns (12 + 26 wide)."""
+"""The report on stderr after an answer: stage rows, then a summary, in fixed columns; in a chat one line."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
-from ninfer.api import EngineDescription, Statistics
+from ninfer.api import EngineDescription, FinishReason, Statistics
 
 if TYPE_CHECKING:
     from ninfer.runtime import SamplingParams
@@ -17,7 +17,7 @@ def write_report(
     render_seconds: float,
     print_token_ids: bool,
 ) -> None:
-    """Print the report of one finished request."""
+    """Print the report of one finished request, in columns 12 and 26 wide."""
     total = render_seconds + statistics.prefill_seconds + statistics.decode_seconds
     computed = statistics.prompt_tokens - statistics.reused_tokens
     rows: list[tuple[str, str, str]] = [("phase", "detail", "elapsed/progress")]
@@ -32,6 +32,23 @@ def write_report(
     rows += [("summary", name, value) for name, value in _summary(statistics, sampling, description)]
     for phase, detail, value in rows:
         print(f"{phase:<12}{detail:<26}{value}".rstrip(), file=stream)
+
+
+def write_line(stream: TextIO, statistics: Statistics, description: EngineDescription, quiet: bool) -> None:
+    """Print what a chat should know after an answer; if `quiet`, only that its context is full."""
+    used = min(statistics.prompt_tokens + statistics.generated_tokens, description.max_context)
+    if not quiet:
+        print(
+            f"[{statistics.generated_tokens} tokens, {_rate(statistics.decode_rate)}, "
+            f"context {used} of {description.max_context}, {statistics.finish_reason.value}]",
+            file=stream,
+        )
+    if statistics.finish_reason is FinishReason.CONTEXT_CAPACITY:
+        print(
+            f"The context of {description.max_context} tokens is full; /reset starts a new conversation, "
+            f"--max-context allows a longer one.",
+            file=stream,
+        )
 
 
 def _summary(

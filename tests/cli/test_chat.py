@@ -1,6 +1,12 @@
-"""The interactive chat on scripted input."""
+"""The interactive chat on scripted input, and once on a terminal."""
 
 import builtins
+import os
+import re
+import select
+import signal
+import sys
+import time
 
 import pytest
 
@@ -37,16 +43,19 @@ def test_messages_of_one_and_several_lines(lines, message):
 def talk(monkeypatch: pytest.MonkeyPatch):
     """Run a chat on scripted lines; returns the conversations that were answered."""
 
-    def run(*lines: str | BaseException, fail: int | None = None) -> list[list[tuple[str, str]]]:
-        seen: list[list[tuple[str, str]]] = []
+    def run(*lines: str | BaseException, fail: dict[int, BaseException] | None = None) -> list[list[tuple]]:
+        seen: list[list[tuple]] = []
 
-        def answer(messages) -> str:
+        def answer(messages, attempt) -> dict[str, str]:
             seen.append([(message["role"], message["content"]) for message in messages])
-            if fail == len(seen):
-                raise CapacityError("the context is full")
-            return f"answer {len(seen)}"
+            if attempt:
+                seen[-1].append(("attempt", attempt))
+            if error := (fail or {}).get(len(seen)):
+                raise error
+            return {"role": "assistant", "content": f"answer {len(seen)}"}
 
-        monkeypatch.setattr(builtins, "input", script(*lines))
+        monkeypatch.setattr(builtins, "input", lambda prompt="": read_line(prompt))
+        read_line = script(*lines)
         assert Chat(answer).run() == 0
         return seen
 
@@ -67,8 +76,11 @@ def test_a_system_message_starts_anew_and_can_be_removed(talk):
     assert seen[1:] == [[("system", "Be brief."), ("user", "two")], [("user", "three")]]
 
 
-def test_regenerate_answers_the_last_message_again(talk):
-    assert talk("one", "/regenerate")[1] == [("user", "one")]
+def test_regenerate_answers_the_last_message_again_with_another_seed(talk):
+    seen = talk("one", "/regenerate", "/regenerate", "two", "/regenerate")
+    assert seen[1:3] == [[("user", "one"), ("attempt", 1)], [("user", "one"), ("attempt", 2)]]
+    assert seen[3] == [("user", "one"), ("assistant", "answer 3"), ("user", "two")]
+    assert seen[4] == [*seen[3], ("attempt", 1)]
     assert talk("/regenerate") == []
 
 
@@ -83,7 +95,96 @@ def test_exit_and_unknown_commands(talk, capsys):
     assert "/regenerate" in err
 
 
-def test_a_refused_message_is_not_kept(talk, capsys):
-    seen = talk("one", "two", "three", fail=2)
-    assert seen[2] == [("user", "one"), ("assistant", "answer 1"), ("user", "three")]
-    assert "error: the context is full" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(CapacityError("the context is full"), "error: the context is full"), (KeyboardInterrupt(), "")],
+)
+def test_without_an_answer_the_conversation_stays_as_it_was(talk, capsys, error, words):
+    """A refused message, a second Ctrl-C: the program goes on, also after /regenerate."""
+    seen = talk("one", "two", "/regenerate", "three", fail={2: error, 3: error})
+    assert seen[2] == [("user", "one"), ("attempt", 1)]
+    assert seen[3] == [("user", "one"), ("assistant", "answer 1"), ("user", "three")]
+    err = capsys.readouterr().err
+    assert words in err
+    assert "The conversation stays as it was; /reset starts a new one." in err
+
+
+def test_prompts_stay_off_a_redirected_answer(talk, capsys):
+    talk("one")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "> " in err
+
+
+class Terminal:
+    """`ninfer` under a pseudo-terminal."""
+
+    def __init__(self, *arguments: object) -> None:
+        pty = pytest.importorskip("pty")
+        self.seen = ""
+        self._pid, self._terminal = pty.fork()
+        if self._pid == 0:
+            command = [sys.executable, "-m", "ninfer.cli.main", *map(str, arguments)]
+            os.execve(sys.executable, command, {**os.environ, "TERM": "dumb"})
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._terminal)
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+    def type(self, text: bytes) -> None:
+        os.write(self._terminal, text)
+
+    def until(self, pattern: str, seconds: float = 120) -> str:
+        """What appears up to a match of `pattern`."""
+        end = time.monotonic() + seconds
+        data, text = b"", ""
+        while not re.search(pattern, text):
+            assert time.monotonic() < end, self.seen + text
+            if select.select([self._terminal], [], [], 0.1)[0]:
+                try:
+                    data += os.read(self._terminal, 65536)
+                except OSError:  # the program has ended
+                    break
+                text = data.decode(errors="replace").replace("\r\n", "\n")
+        self.seen += text
+        return text
+
+    def exit_code(self) -> int:
+        self.until("never appears", 60)
+        pid, self._pid = self._pid, 0
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+PROMPT = "(^|\n)> $"
+
+
+def test_a_whole_chat_on_a_terminal(tiny):
+    with Terminal(tiny, "--no-thinking", "--max-context", "256", "--stop-token-id", "1023") as terminal:
+        terminal.until(PROMPT)
+        terminal.type(b"one\\\ntwo\n")
+        answer = terminal.until(r"context-capacity\]|cancelled\]")
+        assert "context-capacity" in answer
+        assert "The context of 256 tokens is full; /reset starts a new conversation" in terminal.until(PROMPT)
+        terminal.type(b"more\n")
+        refusal = terminal.until(PROMPT)
+        assert "error: the prompt has" in refusal
+        assert "The conversation stays as it was; /reset" in refusal
+        terminal.type(b"/system Be brief \xff\n")  # no valid UTF-8
+        assert "A new conversation with this system message." in terminal.until(PROMPT)
+        terminal.type(b"half a line")
+        terminal.until("half a line$")
+        time.sleep(0.2)  # a signal just before readline waits for a key would be noticed at that key
+        terminal.type(b"\x03")
+        terminal.until(PROMPT)
+        terminal.type(b"hello\n")
+        terminal.until("hello\n.")
+        terminal.type(b"\x03")
+        assert re.search(r"\[\d+ tokens, .*(cancelled|context-capacity)\]", terminal.until(PROMPT))
+        terminal.type(b"\x04")
+        assert terminal.exit_code() == 0
+        assert "Traceback" not in terminal.seen

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,3 +118,43 @@ def test_bad_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["x", "--nonsense"]) == 1
     assert main(["--help"]) == 0
     assert "ninfer-inspect: unknown argument: --nonsense" in capsys.readouterr().err
+
+
+def test_no_numeric_library_is_loaded(artifact: Path) -> None:
+    code = "import sys; from ninfer.cli.inspect import main; main(sys.argv[1:])"
+    code += "; assert not {'torch', 'numba', 'numpy'} & set(sys.modules), sys.modules.keys()"
+    result = subprocess.run([sys.executable, "-c", code, str(artifact)], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "err"),
+    [
+        ("| head -n 1", 0, ""),
+        (">&-", 0, ""),
+        (">/dev/full", 1, "ninfer-inspect: input or output failed: No space left on device\n"),
+    ],
+)
+def test_output_that_cannot_be_written(artifact: Path, redirection: str, code: int, err: str) -> None:
+    if "/dev/full" in redirection and not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    command = f'"$0" -m ninfer.cli.inspect "$1" --json --bindings {redirection}'
+    result = subprocess.run(
+        ["sh", "-c", command, sys.executable, str(artifact)], capture_output=True, text=True
+    )
+    assert (result.returncode, result.stderr) == (code, err)
+
+
+def test_names_that_are_no_unicode(artifact: Path) -> None:
+    """File names are bytes: what is no UTF-8 is escaped, in JSON too."""
+    odd = os.fsencode(artifact.parent) + b"/\xff.ninfer"
+    try:
+        os.rename(artifact, odd)
+    except OSError:
+        pytest.skip("the file system takes only Unicode names")
+    for option, expected in (("--json", "path"), ("--objects", "path: ")):
+        command = [sys.executable, "-m", "ninfer.cli.inspect", odd, option]
+        output = subprocess.run(command, capture_output=True, check=True).stdout.decode()
+        assert expected in output
+        assert "\\udcff.ninfer" in output
+    assert json.loads(subprocess.run([*command[:-1], "--json"], capture_output=True).stdout)["path"]

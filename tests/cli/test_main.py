@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import signal
 import struct
@@ -10,8 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from ninfer.cli.main import main
+from ninfer.frontend.options import EFFORTS
 
 
 class Run:
@@ -92,6 +95,14 @@ def test_the_prompt_may_come_from_stdin(ninfer, tiny, monkeypatch):
     assert ids(ninfer(tiny, "--max-new", 8, "--print-token-ids")) == given
 
 
+def test_threads(ninfer, tiny):
+    before = torch.get_num_threads()
+    try:
+        assert "(1 threads)" in ninfer(tiny, "--prompt", "Hi", "--max-new", 1, "--threads", 1).err
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_messages_file(ninfer, tiny, tmp_path):
     file = tmp_path / "chat.json"
     file.write_text(json.dumps([{"role": "user", "content": "Hi"}]))
@@ -133,22 +144,30 @@ def test_a_prompt_may_fill_the_context_but_not_exceed_it(ninfer, tiny):
     [
         (["--foo"], ["unknown argument: --foo"]),
         (["--max-new"], ["--max-new needs a value"]),
-        (["--max-new", "0"], ["--max-new"]),
-        (["--max-new", "x"], ["--max-new"]),
-        (["--prompt", "x", "--temperature", "nan"], ["temperature must be between 0 and 2"]),
-        (["--prompt", "x", "--temperature", "3"], ["temperature must be between 0 and 2", "3"]),
-        (["--prompt", "x", "--top-k", "21"], ["top_k must be between 0 and 20"]),
+        (["--prompt", "x", "--max-new", "0"], ["max_new", "not 0"]),
+        (["--max-new", "x"], ["--max-new", "'x' is not a whole number"]),
+        (["--max-new", "-1"], ["--max-new", "'-1' is not a whole number"]),
+        (["--seed", "1_0"], ["--seed", "'1_0' is not a whole number"]),
+        (["--max-context", ""], ["--max-context", "'' is not a whole number"]),
+        (["--stop-token-id", "1", "--stop-token-id", "+2"], ["--stop-token-id", "'+2'"]),
+        (["--top-k", "9" * 5000], ["--top-k", "is not a whole number"]),
+        (["--min-p", "half"], ["--min-p", "'half' is not a number"]),
+        (["--prompt", "x", "--threads", "100000"], ["threads", "between 1 and 1024"]),
+        (["--prompt", "x", "--temperature", "nan"], ["temperature must be a number between 0 and 2"]),
+        (["--prompt", "x", "--temperature", "3"], ["temperature must be a number between 0 and 2", "3.0"]),
+        (["--prompt", "x", "--top-k", "21"], ["top_k must be a whole number between 0 and 20"]),
         (["--prompt", "x", "--seed", str(2**64)], ["seed"]),
         (["--prompt", "x", "--stop", ""], ["stop string"]),
         (["--prompt", "x", "--kv-dtype", "int8"], ["--kv-dtype int8 is not available"]),
         (["--prompt", "x", "--prefill-chunk", "100"], ["multiple of 128"]),
         (["--prompt", "x", "--max-context", "513"], ["513", "512"]),
         (["--prompt", "x", "--log-level", "loud"], ["log level"]),
-        (["--prompt", "x", "--no-thinking", "--reasoning-effort", "high"], ["--no-thinking"]),
+        (["--prompt", "x", "--no-thinking", "--reasoning-effort", "high"], ["'high' needs thinking"]),
         (["--prompt", "x", "--no-thinking", "--thinking-budget", "3"], ["thinking budget"]),
         (["--prompt", "x", "--reasoning-effort", "huge"], ["huge"]),
         (["--spec", "mtp", "--draft-tokens", "3"], ["--spec is not available", "speculative decoding"]),
         (["--prompt", "x", "--tp", "2"], ["--tp is not available", "several GPUs"]),
+        (["--tp=2"], ["--tp is not available", "several GPUs"]),
         (["--vision"], ["--vision is not available"]),
     ],
 )
@@ -165,6 +184,7 @@ def test_help_lists_the_options(ninfer):
         run = ninfer(flag)
         assert (run.code, run.err) == (0, "")
         assert "--thinking-budget" in run.out
+        assert "|".join(EFFORTS) in run.out
 
 
 def test_no_model_is_refused_with_usage(ninfer):
@@ -173,7 +193,8 @@ def test_no_model_is_refused_with_usage(ninfer):
     assert "Usage: ninfer" in run.err
 
 
-def test_files_that_are_no_artifact_are_refused(ninfer, tiny, tmp_path):
+def test_files_that_are_no_artifact_are_refused(ninfer, tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("NINFER_CACHE", str(tmp_path / "cache"))
     ninfer(tmp_path / "none.ninfer", "--prompt", "x").refused("none.ninfer", "does not exist")
     bad = tmp_path / "bad.ninfer"
     data = tiny.read_bytes()
@@ -241,9 +262,44 @@ def test_importing_the_package_is_light():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def shell(command: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell command in which $NINFER is the program and $1, $2, ... the arguments."""
+    environment = {**os.environ, "NINFER": f"{sys.executable} -m ninfer.cli.main", **environment}
+    words = ["sh", "-c", command, "sh", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
+
+
+ANSWER = '$NINFER "$1" --prompt Hi --max-new 20 --raw-output --log-level off'
+
+
 def test_a_closed_pipe_is_no_error_of_ours(tiny: Path):
-    command = (
-        f"'{sys.executable}' -m ninfer.cli.main '{tiny}' --prompt Hi --raw-output --max-new 300 | head -c 1"
-    )
-    result = subprocess.run(["sh", "-c", command], capture_output=True)
-    assert b"Traceback" not in result.stderr
+    result = shell('$NINFER "$1" --prompt Hi --raw-output --max-new 300 | head -c 1', tiny)
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "out", "err"),
+    [
+        ('$NINFER "$1" <&-', 1, "", "error: the prompt from stdin is empty; give it some text\n"),
+        (f"{ANSWER} >&-", 0, "", ""),
+        (f"{ANSWER} --print-token-ids 2>&- | tr -d '\\n' | grep -c .", 0, "1\n", ""),
+        (f"{ANSWER} >/dev/full", 1, "", "error: input or output failed: No space left on device\n"),
+        ("$NINFER --help >/dev/full", 1, "", "error: input or output failed: No space left on device\n"),
+    ],
+)
+def test_streams_that_are_closed_or_full(tiny, command, code, out, err):
+    if "/dev/full" in command and not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    result = shell(command, tiny)
+    assert (result.returncode, result.stdout, result.stderr) == (code, out, err)
+
+
+def test_characters_that_stdout_cannot_hold_are_escaped(tiny: Path):
+    wide = shell(ANSWER, tiny, PYTHONIOENCODING="utf-8")
+    ascii = shell(ANSWER, tiny, PYTHONIOENCODING="ascii")
+    assert not wide.stdout.isascii()
+    assert ascii.stdout == wide.stdout.encode("ascii", "backslashreplace").decode()
+
+
+def test_a_name_that_is_too_long_is_refused(ninfer):
+    ninfer("a" * 300 + ".ninfer", "--prompt", "x").refused("File name too long")
