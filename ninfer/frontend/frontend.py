@@ -152,8 +152,8 @@ class Frontend:
                 raise FrontendError(f"Every {name} string must be non-empty text.")
         ids = set() if ignore_model_stops else set(self.stop_token_ids)
         for token_id in stop_token_ids:
-            if not 0 <= token_id <= _MAX_STOP_ID:
-                raise FrontendError(f"The stop token id {token_id} is outside 0..{_MAX_STOP_ID}.")
+            if not isinstance(token_id, int) or not 0 <= token_id <= _MAX_STOP_ID:
+                raise FrontendError(f"The stop token id {token_id!r} is no integer in 0..{_MAX_STOP_ID}.")
             ids.add(token_id)
         if thinking_budget is not None and thinking_budget < 1:
             raise FrontendError(f"The thinking budget must be at least 1 token, not {thinking_budget}.")

@@ -53,15 +53,9 @@ class OutputSession:
         self._budget = thinking_budget if starts_in_thinking else None
         self.closer = closer
         self.finish: FinishReason | None = None
-        self.output_tokens = 0
         self.reasoning_tokens = 0
         self.thinking_model_tokens = 0
         self.control_tokens = 0
-
-    @property
-    def in_reasoning(self) -> bool:
-        """Whether the thinking block is open after the tokens seen so far."""
-        return self._thinking
 
     @property
     def thinking_remaining(self) -> int | None:
@@ -89,7 +83,6 @@ class OutputSession:
         for token_id in token_ids:
             text = self._text.push(token_id) if token_id not in self._stop_ids else ""
             committed += 1
-            self.output_tokens += 1
             if self._thinking:
                 self.reasoning_tokens += 1
                 self.thinking_model_tokens += 1
@@ -110,7 +103,6 @@ class OutputSession:
         self._flush()
         text = ""
         for token_id in self.closer:
-            self.output_tokens += 1
             self.control_tokens += 1
             self.reasoning_tokens += CLOSE not in text
             text += self._text.push(token_id)

@@ -74,8 +74,7 @@ class ChatTemplate:
             raise FrontendError(
                 f"The chat template uses a value that this conversation lacks: {error.message}{_line(error)}."
             ) from error
-        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError,
-                RecursionError) as error:  # fmt: skip
+        except Exception as error:  # whatever filters and methods raise at what they are given
             raise FrontendError(f"The chat template failed: {error}{_line(error)}.") from error
 
 

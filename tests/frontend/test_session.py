@@ -77,7 +77,7 @@ def test_deltas_join_to_the_full_decode(qwen: Frontend, numbers: list[int]) -> N
     session = qwen.session(PLAIN, ignore_model_stops=True)
     reasoning, content, finish, steps = drive(session, tokens)
     assert (reasoning, content, finish) == ("", qwen.decode(tokens), None)
-    assert sum(step.committed for step in steps) == len(tokens) == session.output_tokens
+    assert sum(step.committed for step in steps) == len(tokens)
     raw = qwen.session(PLAIN, ignore_model_stops=True, raw=True)
     assert drive(raw, tokens)[1] == qwen.decode(tokens, keep_special=True)
 
@@ -199,7 +199,6 @@ def test_marker_as_a_token(qwen: Frontend) -> None:
     reasoning, content, _, _ = drive(session, tokens)
     assert (reasoning, content) == ("why\n", "Yes.\n")
     assert session.reasoning_tokens == session.thinking_model_tokens == len(qwen.encode("why\n")) + 1
-    assert not session.in_reasoning
 
 
 def test_only_space_after_the_marker(qwen: Frontend) -> None:
@@ -288,7 +287,6 @@ def test_thinking_budget(qwen: Frontend) -> None:
     step = session.commit_closer()
     assert step.committed == len(session.closer)
     assert step.deltas == (Delta(Channel.REASONING, EARLY_CLOSE.split("</think>")[0]),)
-    assert not session.in_reasoning
     assert not session.closer_due
     assert session.thinking_remaining is None
     after = session.accept(qwen.encode("\nSo: yes"))
@@ -296,7 +294,6 @@ def test_thinking_budget(qwen: Frontend) -> None:
     assert session.thinking_model_tokens == 3
     assert session.control_tokens == len(session.closer)
     assert session.reasoning_tokens == 3 + session.closer.index(control(qwen, "</think>")) + 1
-    assert session.output_tokens == 3 + len(session.closer) + len(qwen.encode("\nSo: yes"))
 
 
 def test_budget_text_is_exact() -> None:
@@ -345,7 +342,8 @@ def test_raw_budget_publishes_everything_as_content(qwen: Frontend) -> None:
         ({"stop": "text"}, "Every stop string"),
         ({"reasoning_stop": [b"x"]}, "Every reasoning stop string"),
         ({"stop_token_ids": [-1]}, "stop token id -1"),
-        ({"stop_token_ids": [2**31]}, "outside 0..2147483647"),
+        ({"stop_token_ids": [2**31]}, "no integer in 0..2147483647"),
+        ({"stop_token_ids": ["2"]}, "stop token id '2' is no integer"),
         ({"thinking_budget": 0}, "at least 1 token, not 0"),
     ],
 )

@@ -118,6 +118,8 @@ def test_syntax_error_names_the_line() -> None:
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
         ("{% for i in range(10**9) %}x{% endfor %}", "Range too big"),
         ("{% include 'other' %}", "no loader"),
+        ("{{ cycler() }}", "at least one item"),
+        ("\n{{ 'abc' | truncate(1) }}", r"expected length >= 3.*line 2"),
     ],
 )
 def test_failures_name_cause_and_line(source: str, words: str) -> None:
