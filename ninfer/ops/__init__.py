@@ -11,6 +11,7 @@ from ninfer.ops.embedding import embedding
 from ninfer.ops.gate import sigmoid_mul
 from ninfer.ops.linear import linear, linear_swiglu, logits
 from ninfer.ops.norms import gated_rms_norm, rms_norm
+from ninfer.ops.recording import Recording
 from ninfer.ops.rope import Rope
 from ninfer.ops.sampling import Purpose, SamplingParams, sample, uniform
 from ninfer.ops.weights import Encoded, Matrix, RowSpan
@@ -21,6 +22,7 @@ __all__ = [
     "Encoded",
     "Matrix",
     "Purpose",
+    "Recording",
     "Rope",
     "RowSpan",
     "SamplingParams",

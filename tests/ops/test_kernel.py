@@ -13,9 +13,9 @@ import torch
 
 from ninfer.errors import OptionError
 from ninfer.ops import linear
-from ninfer.ops.cpu import kernel, native
+from ninfer.ops.cpu import kernel
 from ninfer.ops.cpu.block import argument, arrive, next_shared, team_size
-from ninfer.ops.cpu.kernel import Kernel, bits, launcher, machine_threads
+from ninfer.ops.cpu.kernel import Kernel, bits, launch, machine_threads
 from ninfer.ops.cpu.simd import fetch_add, fma, get_f64, get_i64, load_f32, put_i64, splat, store_f32
 from ninfer.ops.dispatch import backend
 from tests.ops.weights import random_matrix
@@ -52,7 +52,7 @@ def raising_kernel(data):
 @pytest.mark.parametrize("threads", [1, 2, 7])
 def test_every_item_is_done_once(threads: int) -> None:
     total, team = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    launcher()(Kernel(count_kernel).address, threads, 0, total.data_ptr(), 100, team.data_ptr())
+    launch(Kernel(count_kernel).address, threads, 0, total.data_ptr(), 100, team.data_ptr())
     assert total.item() == 3 * sum(range(100))
     assert team.item() == threads
 
@@ -60,30 +60,30 @@ def test_every_item_is_done_once(threads: int) -> None:
 def test_bindings_replace_names() -> None:
     total, team = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     bound = Kernel(count_kernel, "count_five", TIMES=5)
-    launcher()(bound.address, 2, 0, total.data_ptr(), 100, team.data_ptr())
+    launch(bound.address, 2, 0, total.data_ptr(), 100, team.data_ptr())
     assert total.item() == 5 * sum(range(100))
 
 
 def test_arguments_constants_and_zeros() -> None:
     out = torch.zeros(32, dtype=torch.int64)
     constants = torch.arange(100, 120)
-    launcher()(Kernel(constants_kernel).address, 1, constants.data_ptr(), out.data_ptr(), -5, 6)
+    launch(Kernel(constants_kernel).address, 1, constants.data_ptr(), out.data_ptr(), -5, 6)
     assert out.tolist() == [out.data_ptr(), -5, 6, *[0] * 9, *range(100, 120)]
-    launcher()(Kernel(constants_kernel).address, 1, 0, out.data_ptr())
+    launch(Kernel(constants_kernel).address, 1, 0, out.data_ptr())
     assert out.tolist() == [out.data_ptr(), *[0] * 31]
 
 
 def test_floats_travel_as_bits() -> None:
     x = torch.arange(16.0)
-    launcher()(Kernel(double_kernel).address, 1, 0, x.data_ptr(), bits(1.0))
+    launch(Kernel(double_kernel).address, 1, 0, x.data_ptr(), bits(1.0))
     assert torch.equal(x, 2 * torch.arange(16.0))
 
 
 def test_wrong_arguments_raise() -> None:
     with pytest.raises(TypeError):
-        launcher()("no address", 1, 0)
+        launch("no address", 1, 0)
     with pytest.raises(OverflowError):
-        launcher()(Kernel(constants_kernel).address, 1, 0, 1 << 80)
+        launch(Kernel(constants_kernel).address, 1, 0, 1 << 80)
 
 
 def test_operations_belong_to_kernels() -> None:
@@ -122,17 +122,6 @@ def test_python_threads_may_call_at_the_same_time() -> None:
     assert not wrong
 
 
-def test_without_openmp_kernels_run_on_the_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_openmp", lambda: 0)
-    code = native.object_code(native.launch_assembly().replace(native.LAUNCH, "ninfer_launch_alone"))
-    monkeypatch.setattr(native, "LAUNCH", "ninfer_launch_alone")
-    launch, most = native.make_launcher(code)
-    assert most == 1
-    total = torch.zeros(1, dtype=torch.int64)
-    launch(Kernel(count_kernel).address, most, 0, total.data_ptr(), 10, total.data_ptr() + 0)
-    assert total.item() != 0
-
-
 SCRIPT = """
 import sys, torch
 from ninfer.ops import SamplingParams, Purpose, sample
@@ -141,10 +130,13 @@ print("numba" in sys.modules)
 """
 
 
-def start(cache: Path | str) -> bool:
+WITHOUT_OPENMP = "import ninfer.ops.cpu.kernel as kernel; kernel.openmp = dict; assert kernel.threads() == 1"
+
+
+def start(cache: Path | str, script: str = SCRIPT) -> bool:
     """Run a kernel in a fresh process; did it need the compiler?"""
     environment = {**os.environ, "NINFER_CACHE": str(cache)}
-    result = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True)
+    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip() == "True"
 
@@ -154,7 +146,8 @@ def test_a_second_start_needs_no_compiler_and_damage_is_repaired(tmp_path: Path)
     files = sorted((tmp_path / "kernels").glob("*.o"))
     assert len(files) == 2
     assert not start(tmp_path)
-    damaged = next(f for f in files if f.name.startswith("best"))
+    assert not start(tmp_path, WITHOUT_OPENMP + SCRIPT)
+    damaged = next(f for f in files if f.name.startswith("choose"))
     damaged.write_bytes(damaged.read_bytes()[:-100])
     assert start(tmp_path)
     assert not start(tmp_path)

@@ -9,6 +9,7 @@ from ninfer.ops.cpu.heads import qk_prepare
 from ninfer.ops.cpu.kernel import machine_threads
 from ninfer.ops.cpu.normalize import gated_rms_norm, rms_norm
 from ninfer.ops.cpu.products import embedding, linear, linear_swiglu, logits
+from ninfer.ops.cpu.recording import record
 
 __all__ = [
     "causal_conv",
@@ -22,6 +23,7 @@ __all__ = [
     "machine_threads",
     "paged_attention",
     "qk_prepare",
+    "record",
     "rms_norm",
     "sample",
     "sigmoid_mul",

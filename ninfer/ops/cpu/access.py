@@ -102,8 +102,12 @@ def store_some(address, kind, value, count, scratch):
 def read_row(source, kind, count, target):
     """`count` activations as float32 at `target`, zero-padded to whole vectors."""
     size = size_of(kind)
-    for start in range(0, count & -16, 16):
-        store_f32(target + 4 * start, load(source + size * start, kind))
+    if kind == 1:
+        for start in range(0, count & -16, 16):
+            store_f32(target + 4 * start, load_bf16(source + 2 * start))
+    else:
+        for start in range(0, count & -16, 16):
+            store_f32(target + 4 * start, load_f32(source + 4 * start))
     if count & 15:
         start = count & -16
         store_f32(target + 4 * start, zeros())
@@ -115,8 +119,12 @@ def read_row(source, kind, count, target):
 def write_row(source, target, kind, count):
     """`count` float32 at `source`, rounded as the kind says."""
     size = size_of(kind)
-    for start in range(0, count & -16, 16):
-        store(target + size * start, kind, load_f32(source + 4 * start))
+    if kind == 1:
+        for start in range(0, count & -16, 16):
+            store_bf16(target + 2 * start, load_f32(source + 4 * start))
+    else:
+        for start in range(0, count & -16, 16):
+            store(target + size * start, kind, load_f32(source + 4 * start))
     for lane in range(count & -16, count):
         put(target + size * lane, kind, get_f32(source + 4 * lane))
 

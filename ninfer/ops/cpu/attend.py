@@ -1,9 +1,9 @@
 """Softmax attention over pages.
 
-Few columns: one kernel. Keys are taken in runs of 256; a run yields, for the query heads of one key head, the
+Few columns: one kernel. Keys are taken in runs of 128; a run yields, for the query heads of one key head, the
 maximum, the sum and the weighted values (float32), and whoever finishes a column's last run merges them in
-ascending order. So a column's result depends on its own keys only. Roofline: the bytes of K and V; a run of
-256 keys of width 64 takes about 2.5 us for three query heads.
+ascending order. So a column's result depends on its own keys only. Roofline: the bytes of K and V; a run
+of 128 keys of width 64 takes about 1 us for three query heads.
 
 Many columns: the pages are gathered and PyTorch's fused attention does the rest.
 """
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from ninfer.errors import OptionError
 from ninfer.ops.cpu.access import kind_of, load_some, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
-from ninfer.ops.cpu.kernel import Kernel, bits, launcher, threads
+from ninfer.ops.cpu.kernel import Kernel, bits, launch, threads
 from ninfer.ops.cpu.simd import (
     add,
     copy_bytes,
@@ -30,10 +30,12 @@ from ninfer.ops.cpu.simd import (
     get_f64,
     get_i32,
     largest,
+    load_bf16,
     load_f32,
     maximum,
     mul,
     put_f32,
+    put_i64,
     splat,
     stack,
     store_f32,
@@ -44,31 +46,45 @@ from ninfer.ops.cpu.simd import (
 )
 
 PAGE = 64
-RUN = 256
+RUN = 128
 SMALL_COLUMNS = 16
 _LOWEST = np.float32(-3.0e38)
 
-_launch = launcher()
+
+@device
+def _widen_keys(keys, kind, row_bytes, width, padded, count, wide):
+    """Up to 16 neighbouring keys of one page as float32, `padded` apart."""
+    if kind == 1 and width == padded:
+        for start in range(0, width, 16):
+            for key in range(count):
+                value = load_bf16(keys + row_bytes * key + 2 * start)
+                store_f32(wide + 4 * (padded * key + start), value)
+    else:
+        for key in range(count):
+            read_row(keys + row_bytes * key, kind, width, wide + 4 * padded * key)
 
 
 @device
-def _scores(queries, heads, padded, keys, kind, row_bytes, width, count, wide, sums, scores):
-    """`scores[head, 0..count)` of up to 16 neighbouring keys of one page; `wide` takes them as float32."""
+def _scores(query, padded, wide, count, sums):
+    """A head's scores of up to 16 keys. The loops over keys are the inner ones: their bodies are straight."""
     for key in range(count):
-        read_row(keys + row_bytes * key, kind, width, wide + 4 * padded * key)
-    for head in range(heads):
-        q = queries + 4 * padded * head
+        store_f32(sums + 64 * key, zeros())
+    for start in range(0, padded & -64, 64):
+        q, k = query + 4 * start, wide + 4 * start
+        q0, q1, q2, q3 = load_f32(q), load_f32(q + 64), load_f32(q + 128), load_f32(q + 192)
         for key in range(count):
-            a, b = zeros(), zeros()
-            k = wide + 4 * padded * key
-            for start in range(0, padded & -32, 32):
-                a = fma(load_f32(q + 4 * start), load_f32(k + 4 * start), a)
-                b = fma(load_f32(q + 4 * start + 64), load_f32(k + 4 * start + 64), b)
-            if padded & 16:
-                last = 4 * (padded - 16)
-                a = fma(load_f32(q + last), load_f32(k + last), a)
+            a = fma(q0, load_f32(k), load_f32(sums + 64 * key))
+            b = mul(q1, load_f32(k + 64))
+            a = fma(q2, load_f32(k + 128), a)
+            b = fma(q3, load_f32(k + 192), b)
             store_f32(sums + 64 * key, add(a, b))
-        store_f32(scores + 4 * RUN * head, totals(sums))
+            k += 4 * padded
+    for start in range(padded & -64, padded, 16):
+        q0, k = load_f32(query + 4 * start), wide + 4 * start
+        for key in range(count):
+            store_f32(sums + 64 * key, fma(q0, load_f32(k), load_f32(sums + 64 * key)))
+            k += 4 * padded
+    return totals(sums)
 
 
 @device
@@ -94,6 +110,31 @@ def _softmax(scores, count):
 
 
 @device
+def _add_values(place, row_bytes, kind, lanes, count, w0, w1, w2, w3, sums, scratch):
+    """Add `weight * value` of one page's keys and up to 16 dimensions to the sums of four heads (64 bytes
+    each)."""
+    a0, a1, a2, a3 = load_f32(sums), load_f32(sums + 64), load_f32(sums + 128), load_f32(sums + 192)
+    if kind == 1 and lanes == 16:
+        for key in range(count):
+            v = load_bf16(place + row_bytes * key)
+            a0 = fma(splat(get_f32(w0 + 4 * key)), v, a0)
+            a1 = fma(splat(get_f32(w1 + 4 * key)), v, a1)
+            a2 = fma(splat(get_f32(w2 + 4 * key)), v, a2)
+            a3 = fma(splat(get_f32(w3 + 4 * key)), v, a3)
+    else:
+        for key in range(count):
+            v = load_some(place + row_bytes * key, kind, lanes, scratch)
+            a0 = fma(splat(get_f32(w0 + 4 * key)), v, a0)
+            a1 = fma(splat(get_f32(w1 + 4 * key)), v, a1)
+            a2 = fma(splat(get_f32(w2 + 4 * key)), v, a2)
+            a3 = fma(splat(get_f32(w3 + 4 * key)), v, a3)
+    store_f32(sums, a0)
+    store_f32(sums + 64, a1)
+    store_f32(sums + 128, a2)
+    store_f32(sums + 192, a3)
+
+
+@device
 def _values(
     weights,
     heads,
@@ -106,11 +147,11 @@ def _values(
     count,
     kind,
     width,
-    scratch,
+    sums,
     out,
     padded,
 ):
-    """`out[head] = sum of weight * value` over a run's keys, four heads at a time."""
+    """`out[head] = sum of weight * value` over a run's keys, four heads at a time; `sums` is 320 bytes."""
     size = size_of(kind)
     for first in range(0, heads, 4):
         w0 = weights + 4 * RUN * first
@@ -118,26 +159,17 @@ def _values(
         w2 = w0 + 4 * RUN * min(2, heads - first - 1)
         w3 = w0 + 4 * RUN * min(3, heads - first - 1)
         for start in range(0, width, 16):
-            a0, a1, a2, a3 = zeros(), zeros(), zeros(), zeros()
-            lanes = min(16, width - start)
+            for i in range(4):
+                store_f32(sums + 64 * i, zeros())
             for block in range(0, count, 64):
                 page = get_i32(table + 4 * ((begin + block) >> 6))
                 place = pages + page_bytes * page + head_bytes + size * start
-                for key in range(min(64, count - block)):
-                    v = load_some(place + row_bytes * key, kind, lanes, scratch)
-                    at = 4 * (block + key)
-                    a0 = fma(splat(get_f32(w0 + at)), v, a0)
-                    a1 = fma(splat(get_f32(w1 + at)), v, a1)
-                    a2 = fma(splat(get_f32(w2 + at)), v, a2)
-                    a3 = fma(splat(get_f32(w3 + at)), v, a3)
-            o = out + 4 * (padded * first + start)
-            store_f32(o, a0)
-            if first + 1 < heads:
-                store_f32(o + 4 * padded, a1)
-            if first + 2 < heads:
-                store_f32(o + 8 * padded, a2)
-            if first + 3 < heads:
-                store_f32(o + 12 * padded, a3)
+                lanes, keys, at = min(16, width - start), min(64, count - block), 4 * block
+                _add_values(
+                    place, row_bytes, kind, lanes, keys, w0 + at, w1 + at, w2 + at, w3 + at, sums, sums + 256
+                )
+            for i in range(min(4, heads - first)):
+                store_f32(out + 4 * (padded * (first + i) + start), load_f32(sums + 64 * i))
 
 
 @device
@@ -164,9 +196,9 @@ def attention_kernel(data):
 
     Arguments: 0 q, 1 its row stride in elements, 2 k pages, 3 v pages, 4 page table, 5 its row stride, 6
     cache positions, 7 columns, 8 columns a request, 9 query heads, 10 key heads, 11 width, 12 kind, 13 out,
-    14 scale, 15 partial results, 16 counters (zero), 17 most runs of a column. A partial result is `padded +
-    16` float32: the weighted values, then maximum and sum; they stand at `(column * query heads + head) *
-    most runs + run`.
+    14 scale, 15 partial results, 16 counters (zero, and left at zero), 17 most runs of a column. A partial
+    result is `padded + 16` float32: the weighted values, then maximum and sum; they stand at `(column * query
+    heads + head) * most runs + run`.
     """
     q, q_stride, k_pages, v_pages = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
     table, table_stride, positions = argument(data, 4), argument(data, 5), argument(data, 6)
@@ -183,7 +215,7 @@ def attention_kernel(data):
     padded = (width + 15) & -16
     row_bytes = size * width * k_heads
     page_bytes = 64 * row_bytes
-    scratch, sums = stack(64), stack(1024)
+    sums = stack(1024)
     queries, wide = stack(4 * padded * group), stack(64 * padded)
     scores, weighted = stack(4 * RUN * group), stack(4 * padded * group)
     tops, masses = stack(4 * group), stack(4 * group)
@@ -214,14 +246,17 @@ def attention_kernel(data):
             page = get_i32(pages + 4 * ((begin + key) >> 6))
             place = k_pages + page_bytes * page + row_bytes * ((begin + key) & 63) + head_bytes
             some = min(16, count - key)
-            _scores(queries, group, padded, place, kind, row_bytes, width, some, wide, sums, scores + 4 * key)
+            _widen_keys(place, kind, row_bytes, width, padded, some, wide)
+            for head in range(group):
+                value = _scores(queries + 4 * padded * head, padded, wide, some, sums)
+                store_f32(scores + 4 * (RUN * head + key), value)
         for head in range(group):
             top, mass = _softmax(scores + 4 * RUN * head, count)
             put_f32(tops + 4 * head, top)
             put_f32(masses + 4 * head, mass)
         _values(
-            scores, group, v_pages, pages, page_bytes, row_bytes, head_bytes, begin, count, kind, width,
-            scratch, weighted, padded,
+            scores, group, v_pages, pages, page_bytes, row_bytes, head_bytes, begin, count, kind, width, sums,
+            weighted, padded,
         )  # fmt: skip
         if runs > 1:
             record = 4 * (padded + 16)
@@ -231,8 +266,10 @@ def attention_kernel(data):
                 copy_bytes(mine, weighted + 4 * padded * head, 4 * padded)
                 put_f32(mine + 4 * padded, get_f32(tops + 4 * head))
                 put_f32(mine + 4 * padded + 4, get_f32(masses + 4 * head))
-            if fetch_add(counters + 8 * (t * k_heads + k_head), 1) != runs - 1:
+            counter = counters + 8 * (t * k_heads + k_head)
+            if fetch_add(counter, 1) != runs - 1:
                 continue
+            put_i64(counter, 0)
             for head in range(group):
                 mass = _merge(
                     first + record * most * head, record, runs, padded, weighted + 4 * padded * head
@@ -277,7 +314,7 @@ def paged_attention(
         record = (width + 15) // 16 * 16 + 16
         partial = torch.empty(columns * q_heads * most * record, dtype=torch.float32)
         counters = torch.zeros(columns * k_heads, dtype=torch.int64)
-    _launch(
+    launch(
         _attention.address, threads(), 0, q.data_ptr(), q.stride(0), k_pages.data_ptr(), v_pages.data_ptr(),
         page_table.data_ptr(), page_table.stride(0), cache_positions.data_ptr(), columns, columns // requests,
         q_heads, k_heads, width, kind, out.data_ptr(), bits(scale),

@@ -1,7 +1,8 @@
 """Sampling: one pass over the scores finds the best 20, the draw is made among them.
 
 Roofline: 4 bytes a score; 16 scores are compared with the twentieth best at once, and almost none passes, so
-a row of 248,077 takes about 20 us.
+a row of 248,077 takes about 20 us. The draw is done here as well: in Python it takes 200 us after a decode
+step has emptied the caches.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import torch
 
 from ninfer.errors import OptionError
 from ninfer.ops.cpu.block import argument
-from ninfer.ops.cpu.kernel import Kernel, bits, launcher
+from ninfer.ops.cpu.kernel import Kernel, bits, launch
 from ninfer.ops.cpu.simd import (
     add,
     any_greater,
     copy_bytes,
+    device,
+    draw,
     get_f32,
     get_f64,
     get_i32,
@@ -27,29 +30,24 @@ from ninfer.ops.cpu.simd import (
     mul,
     positive,
     put_f32,
+    put_f64,
     put_i32,
+    put_i64,
     splat,
     stack,
     store_f32,
     sub,
     zeros,
 )
-from ninfer.ops.sampling import CANDIDATES, SamplingParams, uniform
+from ninfer.ops.sampling import SamplingParams
 
 _LOWEST = np.float32(-np.inf)
 
-_launch = launcher()
 
-
-def best_kernel(data):
-    """The n best scores of a row, descending, lower ids first among equals.
-
-    Arguments: 0 scores, 1 how many, 2 n, 3 counts (int32) or 0, 4 presence, 5 frequency (float64), 6 values
-    out (float32 [n]), 7 ids out (int32 [n]), 8 where to write how many were found (a NaN is never found).
-    """
-    scores, total, n, counts = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
-    presence, frequency = splat(get_f64(data + 32)), splat(get_f64(data + 40))
-    values, ids = argument(data, 6), argument(data, 7)
+@device
+def _find_best(scores, total, n, counts, presence, frequency, values, ids):
+    """The n best scores after penalties, descending, lower ids first among equals; how many (a NaN is
+    none)."""
     block, rest, rest_counts = stack(64), stack(64), stack(64)
     found = 0
     for start in range(0, total, 16):
@@ -66,7 +64,7 @@ def best_kernel(data):
         x = load_f32(x_at)
         if counts:
             c = load_i32_as_f32(c_at)
-            x = sub(x, add(mul(presence, positive(c)), mul(frequency, c)))
+            x = sub(x, add(mul(splat(presence), positive(c)), mul(splat(frequency), c)))
         if found == n and not any_greater(x, get_f32(values + 4 * (n - 1))):
             continue
         store_f32(block, x)
@@ -85,10 +83,62 @@ def best_kernel(data):
                 place -= 1
             put_f32(values + 4 * place, value)
             put_i32(ids + 4 * place, start + lane)
-    put_i32(argument(data, 8), found)
+    return found
 
 
-_best = Kernel(best_kernel)
+def choose_kernel(data):
+    """The token of one row, or -1 if its best score is not finite.
+
+    Arguments: 0 scores, 1 how many, 2 candidates, 3 counts (int32) or 0, 4 presence, 5 frequency, 6
+    temperature, 7 top_p, 8 min_p (all float64), 9 seed, 10 position, 11 purpose, 12 where the token goes
+    (int64).
+    """
+    n, temperature = argument(data, 2), get_f64(data + 48)
+    top_p, min_p, out = get_f64(data + 56), get_f64(data + 64), argument(data, 12)
+    values, ids, weights = stack(4 * 32), stack(4 * 32), stack(8 * 32)
+    found = _find_best(
+        argument(data, 0),
+        argument(data, 1),
+        n,
+        argument(data, 3),
+        get_f64(data + 32),
+        get_f64(data + 40),
+        values,
+        ids,
+    )
+    best = get_f32(values)
+    if found == 0 or best - best != 0.0:
+        put_i64(out, -1)
+        return
+    if temperature <= 0.0:
+        put_i64(out, get_i32(ids))
+        return
+    total = 0.0
+    for i in range(found):
+        weight = math.exp((get_f32(values + 4 * i) * 1.0 - best) / temperature)
+        put_f64(weights + 8 * i, weight)
+        total += weight
+    mass, kept = 0.0, 0
+    for i in range(found):
+        weight = get_f64(weights + 8 * i)
+        if kept and min_p > 0.0 and weight < min_p * get_f64(weights):
+            break
+        mass += weight
+        kept += 1
+        if top_p < 1.0 and mass >= top_p * total:
+            break
+    goal = draw(argument(data, 9), argument(data, 10), argument(data, 11)) * mass
+    reached, chosen = 0.0, 0
+    while chosen < kept - 1:
+        reached += get_f64(weights + 8 * chosen)
+        if reached > goal:
+            break
+        chosen += 1
+    put_i64(out, get_i32(ids + 4 * chosen))
+
+
+_choose = Kernel(choose_kernel)
+_MOST_SIGNED = 1 << 63
 
 
 def sample(
@@ -104,54 +154,15 @@ def sample(
         counts.dtype != torch.int32 or counts.shape != logits.shape or not counts.is_contiguous()
     ):
         raise OptionError(f"counts must be contiguous int32 {tuple(logits.shape)}, got {tuple(counts.shape)}")
-    rows = zip(params, positions, strict=True)
-    return [_choose(logits, b, p, position, purpose, counts) for b, (p, position) in enumerate(rows)]
-
-
-def _choose(
-    logits: torch.Tensor,
-    row: int,
-    params: SamplingParams,
-    position: int,
-    purpose: int,
-    counts: torch.Tensor | None,
-) -> int:
-    scores, ids = _best_of(logits, row, params, counts)
-    if not scores or not math.isfinite(scores[0]):
-        return -1
-    if params.temperature <= 0:
-        return ids[0]
-    weights = [math.exp((x - scores[0]) / params.temperature) for x in scores]
-    total, mass, kept = sum(weights), 0.0, 0
-    for weight in weights:
-        if kept and params.min_p > 0 and weight < params.min_p * weights[0]:
-            break
-        mass += weight
-        kept += 1
-        if params.top_p < 1 and mass >= params.top_p * total:
-            break
-    goal, reached = uniform(params.seed, position, purpose) * mass, 0.0
-    for token, weight in zip(ids[:kept], weights, strict=False):
-        reached += weight
-        if reached > goal:
-            return token
-    return ids[kept - 1]
-
-
-def _best_of(
-    logits: torch.Tensor, row: int, params: SamplingParams, counts: torch.Tensor | None
-) -> tuple[list[float], list[int]]:
-    """The candidates of a row after penalties: values and ids, best first."""
-    total = logits.shape[1]
-    n = min(1 if params.temperature <= 0 else params.candidates, total)
-    values = torch.empty(CANDIDATES, dtype=torch.float32)
-    found = torch.empty(CANDIDATES + 1, dtype=torch.int32)
-    penalized = counts is not None and (params.presence_penalty or params.frequency_penalty)
-    _launch(
-        _best.address, 1, 0, logits.data_ptr() + 4 * total * row, total, n,
-        counts.data_ptr() + 4 * total * row if penalized and counts is not None else 0,
-        bits(params.presence_penalty), bits(params.frequency_penalty), values.data_ptr(), found.data_ptr(),
-        found.data_ptr() + 4 * CANDIDATES,
-    )  # fmt: skip
-    numbers = found.tolist()
-    return values.tolist()[: numbers[-1]], numbers[: numbers[-1]]
+    count, total = logits.shape
+    tokens = torch.empty(count, dtype=torch.int64)
+    for b, (p, position) in enumerate(zip(params, positions, strict=True)):
+        penalized = counts is not None and (p.presence_penalty or p.frequency_penalty)
+        launch(
+            _choose.address, 1, 0, logits.data_ptr() + 4 * total * b, total, min(p.candidates, total),
+            counts.data_ptr() + 4 * total * b if penalized and counts is not None else 0,
+            bits(p.presence_penalty), bits(p.frequency_penalty), bits(p.temperature), bits(p.top_p),
+            bits(p.min_p), p.seed if p.seed < _MOST_SIGNED else p.seed - 2 * _MOST_SIGNED, position, purpose,
+            tokens.data_ptr() + 8 * b,
+        )  # fmt: skip
+    return tokens.tolist()

@@ -38,8 +38,8 @@ _TYPES = {
     Kind.NOTHING: types.void,
 }
 
-# Functions of the C library that compiled kernels may call.
-_EXTERNALS = {"exp", "log1p", "memset", "memcpy", "memmove"}
+# What compiled kernels may call: the C library, and what `native` defines.
+_EXTERNALS = {"exp", "log1p", "memset", "memcpy", "memmove", "ninfer_members", "ninfer_give_way"}
 
 _operations: dict[Operation, Any] = {}
 _functions: dict[FunctionType, Any] = {}

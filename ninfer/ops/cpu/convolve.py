@@ -10,10 +10,8 @@ import torch
 from ninfer.errors import OptionError
 from ninfer.ops.cpu.access import kind_of, load_some, size_of, store_some
 from ninfer.ops.cpu.block import argument, next_shared
-from ninfer.ops.cpu.kernel import Kernel, launcher, threads
+from ninfer.ops.cpu.kernel import Kernel, launch, threads
 from ninfer.ops.cpu.simd import fma, get_i32, load_f32, silu, stack, store_f32, zeros
-
-_launch = launcher()
 
 
 def convolution_kernel(data):
@@ -94,7 +92,7 @@ def causal_conv(
         u = u.contiguous()
     out = torch.empty((columns, channels), dtype=u.dtype)
     team = threads() if columns * channels > 1 << 12 else 1
-    _launch(
+    launch(
         _convolution.address, team, 0, u.data_ptr(), u.stride(0), weight.data_ptr(), conv_states.data_ptr(),
         source_slots.data_ptr(), target_slots.data_ptr(), out.data_ptr(), requests, columns // requests,
         channels, taps, kind_of(u), kind_of(weight),

@@ -9,7 +9,7 @@ import torch
 from ninfer.errors import OptionError
 from ninfer.ops.cpu.access import FLOAT32, kind_of, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
-from ninfer.ops.cpu.kernel import Kernel, launcher, threads
+from ninfer.ops.cpu.kernel import Kernel, launch, threads
 from ninfer.ops.cpu.plan import plan_of
 from ninfer.ops.cpu.products import product
 from ninfer.ops.cpu.simd import get_f32, load_f32, mul, put_f32, sigmoid, stack, store_f32
@@ -17,8 +17,6 @@ from ninfer.ops.weights import Matrix
 
 _BLOCK = 1024
 _PARALLEL = 1 << 13  # elements
-
-_launch = launcher()
 
 
 def sigmoid_mul_kernel(data):
@@ -76,7 +74,7 @@ def sigmoid_mul(a: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         gate, stride = gate.contiguous(), width
     out = torch.empty_like(a)
     team = threads() if rows * width > _PARALLEL else 1
-    _launch(
+    launch(
         _sigmoid_mul.address, team, 0, a.data_ptr(), gate.data_ptr(), out.data_ptr(), rows, width, kind_of(a),
         stride,
     )  # fmt: skip
@@ -98,7 +96,7 @@ def gdn_gating(
     product(x, plan_of(a), g, FLOAT32, None, heads, exact=True)
     product(x, plan_of(b), beta, FLOAT32, None, heads, exact=True)
     team = threads() if g.numel() > 256 else 1
-    _launch(
+    launch(
         _gating.address, team, 0, g.data_ptr(), beta.data_ptr(), a_log.data_ptr(), dt_bias.data_ptr(),
         x.shape[0], heads,
     )  # fmt: skip

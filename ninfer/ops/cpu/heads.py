@@ -12,7 +12,7 @@ import torch
 from ninfer.errors import OptionError
 from ninfer.ops.cpu.access import kind_of, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
-from ninfer.ops.cpu.kernel import Kernel, bits, launcher, threads
+from ninfer.ops.cpu.kernel import Kernel, bits, launch, threads
 from ninfer.ops.cpu.normalize import inverse_rms
 from ninfer.ops.cpu.simd import (
     add,
@@ -37,8 +37,6 @@ from ninfer.ops.cpu.simd import (
 from ninfer.ops.rope import Rope
 
 _PARALLEL = 1 << 13  # elements
-
-_launch = launcher()
 
 
 def _float(value: float) -> np.float32:
@@ -166,7 +164,7 @@ def qk_prepare(
     kind = kind_of(q)
     out = torch.empty((columns, q_heads, width), dtype=q.dtype)
     team = threads() if columns * (q_heads + k_heads) * width > _PARALLEL else 1
-    _launch(
+    launch(
         _heads.address, team, 0, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), q.stride(0),
         k.stride(0), v.stride(0), positions.data_ptr(), positions.stride(0) if positions.dim() == 2 else 0,
         cache_positions.data_ptr(), columns, page_table.data_ptr(), page_table.stride(0),

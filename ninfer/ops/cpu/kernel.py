@@ -6,6 +6,7 @@ about 1 us, and a second pool beside PyTorch's would fight it for the cores.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -13,7 +14,7 @@ import platform
 import struct
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,9 @@ from typing import Any
 import numpy
 import torch
 
-from ninfer.ops.cpu.native import (
-    launch_assembly,
-    load,
-    make_launcher,
-    object_code,
-    target_cpu,
-    target_features,
-)
+from ninfer.ops.cpu.block import MAX_THREADS
+from ninfer.ops.cpu.launch import launch_assembly, make_launchers, openmp
+from ninfer.ops.cpu.native import load, object_code, target_cpu, target_features
 
 _lock = threading.RLock()
 
@@ -88,7 +84,7 @@ def _vocabulary() -> bytes:
     versions = [metadata.version(name) for name in ("numba", "llvmlite")]
     facts = (platform.python_version(), platform.platform(), target_cpu(), target_features(), *versions)
     digest = hashlib.sha256(repr(facts).encode())
-    for name in ("simd.py", "amx.py", "block.py", "native.py", "compiler.py"):
+    for name in ("simd.py", "amx.py", "block.py", "native.py", "launch.py", "compiler.py"):
         digest.update(Path(__file__).with_name(name).read_bytes())
     return digest.digest()
 
@@ -132,21 +128,42 @@ def _cached(name: str, make: Callable[[str], bytes]) -> bytes:
 
 
 @functools.cache
-def _launcher() -> tuple[Callable, int]:
+def launchers() -> tuple[Callable, Callable, int]:
+    """The two native functions of `launch.make_launchers`, and the most threads that they can start."""
     with _lock:
         name = f"launch_{hashlib.sha256(_vocabulary()).hexdigest()[:32]}"
-        return make_launcher(_cached(name, lambda _: object_code(launch_assembly())))
+        code = _cached(name, lambda _: object_code(launch_assembly()))
+        team = openmp()
+        return (*make_launchers(code, team), MAX_THREADS if team else 1)
 
 
-def launcher() -> Callable:
-    """`launch(kernel address, threads, address of 20 constants or 0, *integers)`; see
-    `native.make_launcher`."""
-    return _launcher()[0]
+_recording = threading.local()
+
+
+def launch(kernel: int, threads: int, constants: int, *integers: int) -> None:
+    """Run the kernel at an address on a team of threads; see `launch.make_launchers`.
+
+    While this thread records (`recording.py`), the call is noted as well.
+    """
+    note = getattr(_recording, "note", None)
+    if note is not None:
+        note(kernel, threads, constants, integers)
+    launchers()[0](kernel, threads, constants, *integers)
+
+
+@contextlib.contextmanager
+def noting(note: Callable[[int, int, int, tuple[int, ...]], None]) -> Iterator[None]:
+    """Report every launch of this thread to `note`."""
+    _recording.note = note
+    try:
+        yield
+    finally:
+        _recording.note = None
 
 
 def threads() -> int:
     """How many threads a kernel may use: what PyTorch uses (`torch.set_num_threads`)."""
-    return min(torch.get_num_threads(), _launcher()[1])
+    return min(torch.get_num_threads(), launchers()[2])
 
 
 def machine_threads() -> int:

@@ -10,7 +10,7 @@ import torch
 from ninfer.errors import OptionError
 from ninfer.ops.cpu.access import kind_of, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
-from ninfer.ops.cpu.kernel import Kernel, bits, launcher, threads
+from ninfer.ops.cpu.kernel import Kernel, bits, launch, threads
 from ninfer.ops.cpu.simd import (
     add,
     device,
@@ -28,8 +28,6 @@ from ninfer.ops.cpu.simd import (
 )
 
 _PARALLEL = 1 << 14  # elements
-
-_launch = launcher()
 
 
 @device
@@ -58,7 +56,12 @@ def norm_kernel(data):
         argument(data, 6),
         argument(data, 7),
     )
-    eps, gate = get_f64(data + 64), argument(data, 9)
+    eps, gate, group, gate_stride = (
+        get_f64(data + 64),
+        argument(data, 9),
+        argument(data, 10),
+        argument(data, 11),
+    )
     row, factors, gates = stack(4 * width + 64), stack(4 * width + 64), stack(4 * width + 64)
     read_row(weight, weight_kind, width, factors)
     for start in range(0, width, 16):
@@ -74,7 +77,8 @@ def norm_kernel(data):
             place = row + 4 * start
             store_f32(place, mul(mul(load_f32(place), inverse), load_f32(factors + 4 * start)))
         if gate:
-            read_row(gate + at, kind, width, gates)
+            place = item // group * gate_stride + item % group * width
+            read_row(gate + size_of(kind) * place, kind, width, gates)
             for start in range(0, width, 16):
                 place = row + 4 * start
                 store_f32(place, mul(load_f32(place), silu(load_f32(gates + 4 * start))))
@@ -89,25 +93,29 @@ def _team(elements: int) -> int:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool) -> torch.Tensor:
-    return _run(x, weight, eps, int(unit_offset), 0)
+    return _run(x, weight, eps, int(unit_offset), 0, 1, 0)
 
 
 def gated_rms_norm(o: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     if z.numel() != o.numel() or z.dtype != o.dtype:
         raise OptionError(f"a gate {tuple(z.shape)} {z.dtype} does not fit {tuple(o.shape)} {o.dtype}")
-    z = z.contiguous()
-    return _run(o, weight, eps, 0, z.data_ptr())
+    if not z[0].is_contiguous():
+        z = z.contiguous()
+    group = o.numel() // (z.shape[0] * o.shape[-1])
+    return _run(o, weight, eps, 0, z.data_ptr(), group, z.stride(0))
 
 
-def _run(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: int, gate: int) -> torch.Tensor:
+def _run(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, offset: int, gate: int, group: int, stride: int
+) -> torch.Tensor:
     width = x.shape[-1]
     if weight.numel() != width:
         raise OptionError(f"a norm of {weight.numel()} weights does not fit rows of {width}")
     x = x.contiguous()
     out = torch.empty_like(x)
     count = x.numel()
-    _launch(
+    launch(
         _norm.address, _team(count), 0, x.data_ptr(), weight.data_ptr(), out.data_ptr(), count // width,
-        width, kind_of(x), kind_of(weight), offset, bits(eps), gate,
+        width, kind_of(x), kind_of(weight), offset, bits(eps), gate, group, stride,
     )  # fmt: skip
     return out

@@ -13,15 +13,13 @@ import torch.nn.functional as F
 from ninfer.errors import OptionError
 from ninfer.ops.cpu import amx, small, wide
 from ninfer.ops.cpu.access import BF16, FLOAT32, ROUNDED, kind_of
-from ninfer.ops.cpu.kernel import launcher, threads
+from ninfer.ops.cpu.kernel import launch, threads
 from ninfer.ops.cpu.plan import Plan, Segment, plan_of
 from ninfer.ops.weights import Matrix
 
 SMALL_COLUMNS = 16
 SMALL_COLUMNS_WITH_TILES = 4
 _DECODED_ROWS = 2048
-
-_launch = launcher()
 
 
 def linear(x: torch.Tensor, w: Matrix, residual: torch.Tensor | None) -> torch.Tensor:
@@ -48,8 +46,9 @@ def linear_swiglu(x: torch.Tensor, gate_up: Matrix) -> torch.Tensor:
     if not plan.halves:
         return _swiglu_of_different_formats(x, plan, gate_up, out)
     kind = kind_of(x)
-    if not _is_few(x, kind):
-        if kind == BF16 and amx.available():
+    tiles = _has_tiles(kind)
+    if x.shape[0] > (SMALL_COLUMNS_WITH_TILES if tiles else SMALL_COLUMNS):
+        if tiles:
             packed = _Packed(x, plan)
             for pair in plan.halves:
                 packed.multiply(pair.left, pair.address, out, kind, None, pair.first, pair.rows, 1)
@@ -59,7 +58,7 @@ def linear_swiglu(x: torch.Tensor, gate_up: Matrix) -> torch.Tensor:
     source = _Columns(x, kind, plan)
     for pair in plan.halves:
         codec = pair.left.planes.codec
-        _launch(
+        launch(
             small.linear_of(codec).address, threads(), pair.address, source.address(pair.left),
             out.data_ptr(), 0, x.shape[0], kind, kind, out.shape[1], pair.first, pair.rows, 1,
         )  # fmt: skip
@@ -68,44 +67,32 @@ def linear_swiglu(x: torch.Tensor, gate_up: Matrix) -> torch.Tensor:
 
 def decode_rows(segment: Segment, begin: int, end: int, out: torch.Tensor) -> None:
     """Rows `[begin, end)` of a segment, decoded into `out [end - begin, K]` (bf16 or float32)."""
-    _launch(
+    launch(
         small.decode_of(segment.planes.codec).address, threads(), segment.address, 0, out.data_ptr(),
-        end - begin, kind_of(out), out.shape[1], begin,
+        end - begin, kind_of(out), out.shape[1], begin, segment.rows,
     )  # fmt: skip
 
 
 def embedding(ids: torch.Tensor, table: Matrix, dtype: torch.dtype) -> torch.Tensor:
     plan: Plan = table.plan or plan_of(table)
+    if ids.dtype not in (torch.int32, torch.int64) or not ids.is_contiguous():
+        raise OptionError(f"token ids must be contiguous int32 or int64, got {ids.dtype}")
     out = torch.empty((ids.numel(), table.columns), dtype=dtype)
-    kind = kind_of(out)
-    wanted = ids.long()
-    if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < table.rows:
-        bad = next(i for i in wanted.tolist() if not 0 <= i < table.rows)
-        raise OptionError(f"token id {bad} is outside an embedding of {table.rows} rows")
-    if len(plan.segments) == 1:
-        _gather(plan.segments[0], wanted, out, kind)
-        return out
+    for token in ids.tolist():
+        if not 0 <= token < table.rows:
+            raise OptionError(f"token id {token} is outside an embedding of {table.rows} rows")
+    team = threads() if ids.numel() > 32 else 1
     for segment in plan.segments:
-        places = ((wanted >= segment.first) & (wanted < segment.first + segment.rows)).nonzero()[:, 0]
-        if places.numel():
-            part = torch.empty((places.numel(), table.columns), dtype=dtype)
-            _gather(segment, wanted[places] - segment.first, part, kind)
-            out[places] = part
+        launch(
+            small.decode_of(segment.planes.codec).address, team, segment.address, ids.data_ptr(),
+            out.data_ptr(), ids.numel(), kind_of(out), table.columns, segment.first, segment.rows,
+            ids.element_size(),
+        )  # fmt: skip
     return out
 
 
-def _gather(segment: Segment, rows: torch.Tensor, out: torch.Tensor, kind: int) -> None:
-    _launch(
-        small.decode_of(segment.planes.codec).address, threads() if len(rows) > 32 else 1, segment.address,
-        rows.data_ptr(), out.data_ptr(), len(rows), kind, out.shape[1],
-    )  # fmt: skip
-
-
-def _is_few(x: torch.Tensor, kind: int) -> bool:
-    count = x.shape[0]
-    if count <= SMALL_COLUMNS_WITH_TILES:
-        return True
-    return count <= SMALL_COLUMNS and not (kind == BF16 and amx.available())
+def _has_tiles(kind: int) -> bool:
+    return kind == BF16 and amx.available()
 
 
 def product(
@@ -122,19 +109,20 @@ def product(
     `exact` keeps weights in float32 on every route.
     """
     kind = kind_of(x)
-    if _is_few(x, kind):
+    tiles = _has_tiles(kind) and not exact
+    if x.shape[0] <= (SMALL_COLUMNS_WITH_TILES if tiles else SMALL_COLUMNS):
         source = _Columns(x, kind, plan)
         add, add_kind = (0, 0) if residual is None else (residual.data_ptr(), kind_of(residual))
         for segment in plan.segments:
             count = min(segment.rows, rows - segment.first)
             if count <= 0:
                 break
-            _launch(
+            launch(
                 small.linear_of(segment.planes.codec).address, threads(), segment.address,
                 source.address(segment), out.data_ptr(), add, x.shape[0], kind, out_kind, rows, segment.first,
                 count, 0, add_kind,
             )  # fmt: skip
-    elif kind == BF16 and not exact and amx.available():
+    elif tiles:
         packed = _Packed(x, plan)
         for segment in plan.segments:
             count = min(segment.rows, rows - segment.first)
@@ -161,7 +149,7 @@ class _Columns:
         wide = self.wide.get(segment.pairs)
         if wide is None:
             wide = self.wide[segment.pairs] = torch.empty((x.shape[0], 32 * units))
-            _launch(
+            launch(
                 small.widen_of(segment.pairs).address, 1, 0, x.data_ptr(), wide.data_ptr(), x.shape[0],
                 self.kind, x.shape[1], units,
             )  # fmt: skip
@@ -193,12 +181,12 @@ class _Packed:
             tiles = self.tiles[segment.pairs] = torch.empty(
                 -(-x.shape[0] // 16) * 1024 * units, dtype=torch.uint8
             )
-            _launch(
+            launch(
                 wide.pack_of(segment.pairs).address, self.team, 0, x.data_ptr(), tiles.data_ptr(), x.shape[0],
                 x.shape[1], units,
             )  # fmt: skip
         add, add_kind = (0, 0) if residual is None else (residual.data_ptr(), kind_of(residual))
-        _launch(
+        launch(
             wide.tiles_of(segment.planes.codec).address, self.team, constants, tiles.data_ptr(),
             out.data_ptr(), add, x.shape[0], self.memory.data_ptr(), out_kind, out.shape[1], first, rows,
             gated, add_kind, amx.CONFIGURATION.ctypes.data,

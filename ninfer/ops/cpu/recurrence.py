@@ -14,7 +14,7 @@ import torch
 
 from ninfer.ops.cpu.access import kind_of, load_some, size_of, store_some
 from ninfer.ops.cpu.block import argument, next_shared
-from ninfer.ops.cpu.kernel import Kernel, launcher, threads
+from ninfer.ops.cpu.kernel import Kernel, launch, threads
 from ninfer.ops.cpu.simd import (
     copy_bytes,
     device,
@@ -32,8 +32,6 @@ from ninfer.ops.cpu.simd import (
     totals,
     zeros,
 )
-
-_launch = launcher()
 
 
 @device
@@ -180,7 +178,7 @@ def advance(
     per_request = columns // requests
     todo = per_request - first
     team = threads() if requests * v_heads * todo > 1 else 1
-    _launch(
+    launch(
         _recurrence.address, team, 0, q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0),
         v.stride(0), g.data_ptr(), beta.data_ptr(), states.data_ptr(), source_slots.data_ptr(),
         target_slots.data_ptr(), out.data_ptr(), requests, per_request, first, todo, k.shape[1], v_heads,

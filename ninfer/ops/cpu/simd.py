@@ -306,6 +306,38 @@ def fetch_add(builder, address, value):
     return builder.atomic_rmw("add", pointer(builder, address, _I64), value, "seq_cst")
 
 
+@operation(INTEGER, INTEGER)
+def get_shared(builder, address):
+    """A counter that other threads change."""
+    return builder.load_atomic(pointer(builder, address, _I64), "seq_cst", 8)
+
+
+@operation(NOTHING, INTEGER, INTEGER)
+def call_kernel(builder, kernel, data):
+    """Run another kernel, given by its address, on a block."""
+    kind = ir.FunctionType(ir.VoidType(), [_I64])
+    builder.call(pointer(builder, kernel, kind), [data])
+
+
+@operation(INTEGER)
+def members(builder):
+    """How many threads the OpenMP team that runs this kernel really has."""
+    return builder.sext(call(builder, "ninfer_members", _I32), _I64)
+
+
+@operation(NOTHING)
+def pause(builder):
+    """Say that this thread is waiting for another one's store."""
+    if has_feature("sse2"):
+        call(builder, "llvm.x86.sse2.pause", ir.VoidType())
+
+
+@operation(NOTHING)
+def give_way(builder):
+    """Let another thread have this core."""
+    call(builder, "ninfer_give_way", _I32)
+
+
 # --- float lanes
 
 
@@ -629,6 +661,27 @@ def e2m1(builder, codes):
 
     table = _lanes(_VF32, [*magnitudes, *(-m for m in magnitudes)])
     return _pick(builder, table, codes, otherwise)
+
+
+# --- random numbers
+
+
+def _mix(builder, x):
+    """SplitMix64."""
+    x = builder.add(x, _I64(0x9E3779B97F4A7C15))
+    x = builder.mul(builder.xor(x, builder.lshr(x, _I64(30))), _I64(0xBF58476D1CE4E5B9))
+    x = builder.mul(builder.xor(x, builder.lshr(x, _I64(27))), _I64(0x94D049BB133111EB))
+    return builder.xor(x, builder.lshr(x, _I64(31)))
+
+
+@operation(DOUBLE, INTEGER, INTEGER, INTEGER)
+def draw(builder, seed, position, purpose):
+    """`ninfer.ops.uniform`, sub-draw 0."""
+    low = builder.and_(position, _I64(0xFFFFFFFF))
+    key = _mix(builder, builder.xor(seed, builder.mul(low, _I64(0xD1B54A32D192ED03))))
+    key = _mix(builder, builder.xor(key, builder.shl(purpose, _I64(21))))
+    top = builder.uitofp(builder.lshr(key, _I64(40)), _DOUBLE)
+    return builder.fmul(top, ir.Constant(_DOUBLE, 2.0**-24))
 
 
 # --- angles

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from ninfer.ops.cpu.access import load_some, size_of, store_some, widen
+from ninfer.ops.cpu.access import load_some, size_of, store_some, widen, write_row
 from ninfer.ops.cpu.block import DYNAMIC, argument, arrive, next_of, next_shared, team_size
 from ninfer.ops.cpu.codecs import CODECS
 from ninfer.ops.cpu.kernel import Kernel
@@ -26,6 +26,7 @@ from ninfer.ops.cpu.simd import (
     div,
     fma,
     get_f64,
+    get_i32,
     get_i64,
     get_u8,
     interleave_high,
@@ -319,25 +320,16 @@ def widen_kernel(data):
         widen(x + t * columns * size_of(kind), kind, columns, out + 128 * units * t, PAIRS, scratch)
 
 
-@device
-def _emit(v0, v1, out, kind, count, divisor, scratch):
-    """Store the first `count` weights of a decoded unit in natural order."""
-    if PAIRS:
-        v0, v1 = interleave_low(v0, v1), interleave_high(v0, v1)
-    if DIVIDED:
-        v0, v1 = div(v0, divisor), div(v1, divisor)
-    store_some(out, kind, v0, min(max(count, 0), 16), scratch)
-    store_some(out + 16 * size_of(kind), kind, v1, min(max(count - 16, 0), 16), scratch)
-
-
 def decode_kernel(data):
     """Whole rows in natural order, rounded to the kind of `out`.
 
-    Arguments: 0 row numbers (int64) or 0 for consecutive rows, 1 out, 2 how many rows, 3 kind of out, 4 row
-    stride of out in elements, 5 first row; the constants of `plan.constants_of`.
+    Arguments: 0 row numbers or 0 for consecutive rows, 1 out, 2 how many rows, 3 kind of out, 4 row stride of
+    out in elements, 5 first row, 6 rows of the segment, 7 bytes of a row number; the constants of
+    `plan.constants_of`. Given numbers count from the matrix's start: `first` is subtracted, and those outside
+    the segment are passed over.
     """
-    ids, out, rows, kind = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
-    stride, first = argument(data, 4), argument(data, 5)
+    ids, out, count, kind = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
+    stride, first, rows, id_bytes = argument(data, 4), argument(data, 5), argument(data, 6), argument(data, 7)
     units, columns = argument(data, DYNAMIC), argument(data, DYNAMIC + 1)
     codes, codes_stride = argument(data, DYNAMIC + 2), argument(data, DYNAMIC + 3)
     high, high_stride = argument(data, DYNAMIC + 4), argument(data, DYNAMIC + 5)
@@ -346,37 +338,33 @@ def decode_kernel(data):
     divisor = splat(get_f64(data + 8 * (DYNAMIC + 16)))
     whole = columns >> 5 if RAGGED else units
     bytes_ = codes_stride // units
-    size = size_of(kind)
-    sc = stack(8 * units + 64)
-    tail = stack(128)
-    scratch = stack(64)
+    sc, tail, decoded = stack(8 * units + 64), stack(128), stack(128 * units)
     while True:
         index = next_shared(data, 8)
-        if index >= rows:
+        if index >= count:
             break
-        for i in range(index, min(rows, index + 8)):
-            row = begin + first + (get_i64(ids + 8 * i) if ids else i)
+        for i in range(index, min(count, index + 8)):
+            row = i + first
+            if ids:
+                row = (get_i64(ids + 8 * i) if id_bytes == 8 else get_i32(ids + 4 * i)) - first
+            if row < 0 or row >= rows:
+                continue
+            row += begin
             c, h = codes + codes_stride * row, high + high_stride * row
             s = scale_row(scale, scale_stride, row)
-            target = out + size * stride * i
             scales(c, s, sc, units)
-            for two in range(whole >> 1):
-                unit = 2 * two
-                prefetch(c + bytes_ * unit + AHEAD)
-                v0, v1 = values(c, h, s, sc, unit, 0)
-                _emit(v0, v1, target + 32 * size * unit, kind, 32, divisor, scratch)
-                v0, v1 = values(c, h, s, sc, unit + 1, 1)
-                left = columns - 32 * unit - 32
-                _emit(v0, v1, target + 32 * size * (unit + 1), kind, left, divisor, scratch)
-            if whole & 1:
-                unit = whole - 1
-                v0, v1 = values(c, h, s, sc, unit, 0)
-                left = columns - 32 * unit
-                _emit(v0, v1, target + 32 * size * unit, kind, left, divisor, scratch)
-            if RAGGED and columns & 31:
-                _tail(c, columns, tail)
-                v0, v1 = values(tail, h, s, sc, 0, 0)
-                _emit(v0, v1, target + 32 * size * whole, kind, columns & 31, divisor, scratch)
+            _decode_units(c, h, sc, s, 0, units, columns, whole, bytes_, decoded, tail)
+            if PAIRS or DIVIDED:
+                for unit in range(units):
+                    place = decoded + 128 * unit
+                    v0, v1 = load_f32(place), load_f32(place + 64)
+                    if PAIRS:
+                        v0, v1 = interleave_low(v0, v1), interleave_high(v0, v1)
+                    if DIVIDED:
+                        v0, v1 = div(v0, divisor), div(v1, divisor)
+                    store_f32(place, v0)
+                    store_f32(place + 64, v1)
+            write_row(decoded, out + size_of(kind) * stride * i, kind, columns)
 
 
 def specialize(function: Callable, name: str, codec: str) -> Kernel:

@@ -1,0 +1,149 @@
+"""Recorded work does the same as the work itself, on whatever its buffers hold."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from ninfer import ops
+from ninfer.errors import OptionError
+from ninfer.ops.cpu.recording import Tape
+from tests.ops.weights import random_matrix
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def poisoned() -> None:
+    """Not here: filling fresh memory is computing, and makes work unrecordable."""
+
+
+class Step:
+    """A little of everything: one attention and one delta-net block over fixed buffers."""
+
+    def __init__(self, columns: int = 1) -> None:
+        self.table, _ = random_matrix("q8_g32_fp16", 50, 96, 1)
+        self.qkv, _ = random_matrix("ggml_q4_0", 96 + 64, 96, 2)
+        self.out, _ = random_matrix("ggml_q8_0", 96, 96, 3)
+        self.gate_up, _ = random_matrix("q4_g64_fp16", 128, 96, 4)
+        self.down, _ = random_matrix("q5_g64_fp16", 96, 64, 5)
+        self.control, _ = random_matrix("bf16", 4, 96, 6)
+        self.norm = torch.rand(96).bfloat16()
+        self.k, self.v = torch.zeros(8, 64, 2, 16).bfloat16(), torch.zeros(8, 64, 2, 16).bfloat16()
+        self.pages = torch.randperm(8, dtype=torch.int32)[None]
+        self.conv, self.states = torch.zeros(2, 3, 96).bfloat16(), torch.zeros(2, 4, 16, 8)
+        self.slot = torch.zeros(1, dtype=torch.int32)
+        self.tokens = torch.zeros(columns, dtype=torch.int32)
+        self.positions = torch.zeros(columns, dtype=torch.int32)
+        self.rope = ops.Rope(16, 1e4)
+        self.weight, self.bias = torch.randn(4, 96).bfloat16(), torch.randn(4)
+
+    def set(self, token: int, position: int) -> None:
+        count = len(self.tokens)
+        self.tokens[:] = (token + torch.arange(count)) % 50
+        self.positions[:] = position + torch.arange(count)
+
+    def __call__(self) -> torch.Tensor:
+        count = len(self.tokens)
+        x = ops.embedding(self.tokens, self.table)
+        h = ops.rms_norm(x, self.norm, 1e-6, True)
+        heads = ops.linear(h, self.qkv).view(count, 10, 16)
+        q, k, v = heads.split_with_sizes((6, 2, 2), 1)
+        pages = self.k, self.v, self.pages
+        q = ops.qk_prepare(q, k, v, self.positions, self.rope, None, None, 1e-6, *pages, self.positions)
+        a = ops.paged_attention(q, *pages, self.positions, 0.25).view(count, 96)
+        x = ops.linear(ops.sigmoid_mul(a, h), self.out, residual=x)
+        u = ops.causal_conv(x, self.weight, self.conv, self.slot, self.slot)
+        g, beta = ops.gdn_gating(x, self.control, self.control, self.bias, self.bias)
+        q, k, v = u[:, :16].view(count, 2, 8), u[:, 16:32].view(count, 2, 8), u[:, 32:].view(count, 4, 16)
+        o = ops.gated_delta_net(q, k, v, g, beta, self.states, self.slot, self.slot)
+        z = ops.gated_rms_norm(o, v, self.norm[:16], 1e-6).view(count, 64)
+        x = ops.linear(z, self.down, residual=x)
+        x = ops.linear(ops.linear_swiglu(x, self.gate_up), self.down, residual=x)
+        return ops.logits(x, self.out, 90)
+
+
+@pytest.mark.parametrize("columns", [1, 3, 7])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_replays_equal_the_work(columns: int, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.manual_seed(5)
+    plain = Step(columns)
+    torch.manual_seed(5)
+    recorded = Step(columns)
+    try:
+        torch.set_num_threads(threads)
+        recording = ops.Recording(recorded, CPU)
+        with torch.inference_mode():
+            for token, position in enumerate((0, 1, 2, 63, 64, 200, 300, 301, 20)):
+                plain.set(3 * token, position)
+                recorded.set(3 * token, position)
+                assert torch.equal(recording(), plain()), f"call {token}"
+    finally:
+        torch.set_num_threads(before)
+    assert recording.obstacle is None
+    assert recording.recorded
+    assert torch.equal(recorded.states, plain.states)
+    assert torch.equal(recorded.conv, plain.conv)
+    assert torch.equal(recorded.k, plain.k)
+
+
+def test_the_result_is_one_tensor_with_new_contents() -> None:
+    step = Step()
+    recording = ops.Recording(step, CPU)
+    recording()
+    first = recording()
+    copy = first.clone()
+    step.set(9, 4)
+    assert recording().data_ptr() == first.data_ptr()
+    assert not torch.equal(first, copy)
+
+
+def test_work_that_computes_in_pytorch_is_run_each_time() -> None:
+    x, weight = torch.ones(2, 4), torch.ones(4)
+    recording = ops.Recording(lambda: ops.rms_norm(x, weight, 0.0, False) * 2, CPU)
+    for _ in range(3):
+        assert torch.equal(recording(), torch.full((2, 4), 2.0))
+    assert not recording.recorded
+    assert recording.obstacle == "aten::mul"
+
+
+def test_an_error_in_the_work_leaves_it_unrecorded() -> None:
+    step = Step()
+    recording = ops.Recording(step, CPU)
+    step.tokens[0] = 77
+    for _ in range(2):
+        with pytest.raises(OptionError, match="77"):
+            recording()
+    step.tokens[0] = 7
+    recording()
+    recording()
+    assert recording.recorded
+
+
+def test_replays_in_several_python_threads() -> None:
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        step = Step()
+        recording = ops.Recording(step, CPU)
+        for position in range(60):
+            step.set(seed, position)
+            result = recording()
+            if not torch.isfinite(result).all():
+                wrong.append(position)
+
+    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def test_an_empty_tape_does_nothing() -> None:
+    tape = Tape([], [])
+    assert len(tape) == 0
+    tape.replay()
