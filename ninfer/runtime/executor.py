@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import permutations
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ from ninfer.errors import ModelError
 from ninfer.models import Batch, Model
 from ninfer.runtime.memory import allocate, zeros
 from ninfer.runtime.plan import Plan
-from ninfer.runtime.records import Draw, Egress, Ingress
+from ninfer.runtime.records import Draw, Egress, Ingress, penalized
 
 
 class Executor:
@@ -27,7 +29,7 @@ class Executor:
         self._cache = allocate(
             model.kv_layout(), model.state_layout(), pages=plan.pages, slots=plan.slots, device=device
         )
-        self._hidden = zeros((plan.slots, model.hidden_size), model.dtype, device)
+        self._hidden = [zeros((1, model.hidden_size), model.dtype, device) for _ in range(plan.slots)]
         self._counts = zeros((1, model.public_tokens), torch.int32, device)
         self._page_table = torch.arange(plan.pages, dtype=torch.int32, device=device).view(1, -1)
         self._slots = [torch.tensor([slot], dtype=torch.int32, device=device) for slot in range(plan.slots)]
@@ -35,21 +37,29 @@ class Executor:
         self._staged = self._staging.numpy()
         self._columns = self._staging.to(device)
         """Token ids and positions of the columns being fed; on the CPU the staging buffer itself."""
-        self._decode_batches = {
-            (source, target): self._batch(1, source, target)
-            for source in range(plan.slots)
-            for target in range(plan.slots)
+        self._steps = {
+            (source, target): ops.Recording(partial(self._step, self._batch(1, source, target)), device)
+            for source, target in permutations(range(plan.slots), 2)
         }
 
     def run(self, ingress: Ingress) -> Egress:
         """Feed the columns and draw; the source slot and everything before the frontier stay as they are."""
         with torch.inference_mode():
-            if ingress.tokens:
-                last = self._forward(ingress)[-1:]
-                self._hidden[ingress.target_slot] = last[0]
+            logits = None
+            if len(ingress.tokens) == 1:
+                self._stage(ingress)
+                hidden, logits = self._steps[ingress.source_slot, ingress.target_slot]()
+            elif ingress.tokens:
+                hidden = self._forward(ingress)[-1:]
             else:
-                last = self._hidden[ingress.source_slot : ingress.source_slot + 1]
-            return Egress(() if ingress.draw is None else (self._draw(last, ingress.draw),))
+                hidden = self._hidden[ingress.source_slot]
+            if ingress.tokens:
+                self._hidden[ingress.target_slot].copy_(hidden)
+            if ingress.draw is None:
+                return Egress(())
+            if logits is None:
+                logits = self._model.logits(hidden)
+            return Egress((self._draw(logits, ingress.draw),))
 
     def score(self, ingress: Ingress, targets: Sequence[int], tile: int) -> np.ndarray:
         """Feed the columns; FP32 log-probability of `targets[i]` after column i, `[len(targets)]`."""
@@ -77,14 +87,23 @@ class Executor:
         for token in tokens:
             self._counts[0, token] += 1
 
-    def _forward(self, ingress: Ingress) -> torch.Tensor:
-        width, slots = len(ingress.tokens), (ingress.source_slot, ingress.target_slot)
-        batch = self._decode_batches[slots] if width == 1 else self._batch(width, *slots)
+    def _stage(self, ingress: Ingress) -> None:
+        """Put the columns where every batch reads them."""
+        width = len(ingress.tokens)
         self._staged[0, :width] = ingress.tokens
         self._staged[1, :width] = range(ingress.frontier, ingress.frontier + width)
         if self._columns is not self._staging:
             self._columns[:, :width].copy_(self._staging[:, :width])
+
+    def _forward(self, ingress: Ingress) -> torch.Tensor:
+        self._stage(ingress)
+        batch = self._batch(len(ingress.tokens), ingress.source_slot, ingress.target_slot)
         return self._model.forward(batch, self._cache)
+
+    def _step(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden state and logits of a single column: a decode step, whose launches are recorded."""
+        hidden = self._model.forward(batch, self._cache)
+        return hidden, self._model.logits(hidden)
 
     def _batch(self, width: int, source: int, target: int) -> Batch:
         return Batch(
@@ -96,14 +115,13 @@ class Executor:
             target_slots=self._slots[target],
         )
 
-    def _draw(self, hidden: torch.Tensor, draw: Draw) -> int:
-        penalized = draw.sampling.presence_penalty != 0 or draw.sampling.frequency_penalty != 0
+    def _draw(self, logits: torch.Tensor, draw: Draw) -> int:
         [token] = ops.sample(
-            self._model.logits(hidden),
+            logits,
             [draw.sampling],
             [draw.position],
             draw.purpose,
-            self._counts if penalized else None,
+            self._counts if penalized(draw.sampling) else None,
         )
         if token < 0:
             raise ModelError(

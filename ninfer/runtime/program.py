@@ -12,7 +12,7 @@ from ninfer.ops import Purpose, SamplingParams
 from ninfer.runtime.executor import Executor
 from ninfer.runtime.memory import available_bytes
 from ninfer.runtime.plan import DEFAULT_CHUNK, Plan, make_plan
-from ninfer.runtime.records import Admission, Decoded, Draw, Ingress, Prefilled
+from ninfer.runtime.records import Admission, Decoded, Draw, Ingress, Prefilled, penalized
 from ninfer.runtime.reuse import output_limit, reusable_tokens
 
 _SCORE_TILE = 256
@@ -84,7 +84,8 @@ class Program:
         self._ledger, self._frontier, self._produced = list(prompt), reused, ()
         self._prompt_tokens = len(prompt)
         self._sampling = sampling
-        self._executor.clear_counts()
+        if penalized(sampling):
+            self._executor.clear_counts()
         limit, by_context = output_limit(
             max_output, max_context=self.plan.max_context, prompt_tokens=len(prompt)
         )
@@ -173,7 +174,8 @@ class Program:
 
     def _append(self, tokens: tuple[int, ...]) -> None:
         self._ledger += tokens
-        self._executor.count(tokens)
+        if penalized(self._sampling):
+            self._executor.count(tokens)
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         for index, token in enumerate(tokens):

@@ -16,6 +16,11 @@ class Draw:
     purpose: Purpose
 
 
+def penalized(sampling: SamplingParams) -> bool:
+    """Does the choice depend on how often each token was generated?"""
+    return sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+
+
 @dataclass(frozen=True)
 class Ingress:
     """One unit of work: feed `tokens` at positions `frontier`, `frontier + 1`, …; then draw, if asked to.
