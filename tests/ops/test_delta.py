@@ -29,8 +29,8 @@ class Problem:
         self.sources, self.targets = slots[:requests], slots[requests : 2 * requests]
 
     def run(self, states, sources, targets, rows=slice(None)) -> torch.Tensor:
-        inputs = (self.q, self.k, self.v, self.g, self.beta)
-        return gated_delta_net(*(x[rows] for x in inputs), states, sources, targets)
+        q, k, v, g, beta = (x[rows] for x in (self.q, self.k, self.v, self.g, self.beta))
+        return gated_delta_net(q, k, v, g, beta, states, sources, targets)
 
     def reference(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(outputs, final states of the requests), column by column."""

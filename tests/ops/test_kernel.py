@@ -81,7 +81,7 @@ def test_floats_travel_as_bits() -> None:
 
 def test_wrong_arguments_raise() -> None:
     with pytest.raises(TypeError):
-        launch("no address", 1, 0)
+        launch("no address", 1, 0)  # pyright: ignore[reportArgumentType]
     with pytest.raises(OverflowError):
         launch(Kernel(constants_kernel).address, 1, 0, 1 << 80)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ninfer.errors import OptionError
+from ninfer.ops.cpu.instructions import device
 from ninfer.ops.cpu.simd import (
     as_bf16,
-    device,
     get_bf16,
     get_f32,
     load_bf16,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 
-from ninfer.ops.cpu.simd import F32, INTEGER, LANES, NOTHING, call, has_feature, operation, pointer
+from ninfer.ops.cpu.instructions import F32, INTEGER, LANES, NOTHING, call, has_feature, operation, pointer
 
 _I8, _I32, _I64, _FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _VOID = ir.VoidType()

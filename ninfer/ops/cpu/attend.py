@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from ninfer.errors import OptionError
 from ninfer.ops.cpu.access import kind_of, load_some, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
+from ninfer.ops.cpu.functions import exp
+from ninfer.ops.cpu.instructions import device
 from ninfer.ops.cpu.kernel import Kernel, bits, launch, threads
 from ninfer.ops.cpu.simd import (
     add,
     copy_bytes,
-    device,
     div,
-    exp,
     fetch_add,
     fma,
     get_f32,
@@ -147,9 +147,9 @@ def _values(
     count,
     kind,
     width,
+    padded,
     sums,
     out,
-    padded,
 ):
     """`out[head] = sum of weight * value` over a run's keys, four heads at a time; `sums` is 320 bytes."""
     size = size_of(kind)
@@ -255,8 +255,8 @@ def attention_kernel(data):
             put_f32(tops + 4 * head, top)
             put_f32(masses + 4 * head, mass)
         _values(
-            scores, group, v_pages, pages, page_bytes, row_bytes, head_bytes, begin, count, kind, width, sums,
-            weighted, padded,
+            scores, group, v_pages, pages, page_bytes, row_bytes, head_bytes, begin, count, kind, width,
+            padded, sums, weighted,
         )  # fmt: skip
         if runs > 1:
             record = 4 * (padded + 16)

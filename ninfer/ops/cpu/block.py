@@ -7,7 +7,8 @@ whatever number of threads turns up.
 
 from __future__ import annotations
 
-from ninfer.ops.cpu.simd import device, fetch_add, get_i64
+from ninfer.ops.cpu.instructions import device
+from ninfer.ops.cpu.simd import fetch_add, get_i64
 
 ARGUMENTS = 32
 DYNAMIC = 12

@@ -15,13 +15,13 @@ import torch
 
 from ninfer.errors import OptionError
 from ninfer.ops.cpu.block import argument
+from ninfer.ops.cpu.functions import draw
+from ninfer.ops.cpu.instructions import device
 from ninfer.ops.cpu.kernel import Kernel, bits, launch
 from ninfer.ops.cpu.simd import (
     add,
     any_greater,
     copy_bytes,
-    device,
-    draw,
     get_f32,
     get_f64,
     get_i32,
@@ -96,16 +96,9 @@ def choose_kernel(data):
     n, temperature = argument(data, 2), get_f64(data + 48)
     top_p, min_p, out = get_f64(data + 56), get_f64(data + 64), argument(data, 12)
     values, ids, weights = stack(4 * 32), stack(4 * 32), stack(8 * 32)
-    found = _find_best(
-        argument(data, 0),
-        argument(data, 1),
-        n,
-        argument(data, 3),
-        get_f64(data + 32),
-        get_f64(data + 40),
-        values,
-        ids,
-    )
+    presence, frequency = get_f64(data + 32), get_f64(data + 40)
+    scores, size, counts = argument(data, 0), argument(data, 1), argument(data, 3)
+    found = _find_best(scores, size, n, counts, presence, frequency, values, ids)
     best = get_f32(values)
     if found == 0 or best - best != 0.0:
         put_i64(out, -1)

@@ -17,19 +17,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ninfer.ops.cpu.simd import (
-    device,
+from ninfer.ops.cpu.codes import (
     e2m1,
     five_bits_even,
     five_bits_odd,
+    high_nibbles,
+    insert_bits,
+    mask,
+    pick_affine,
+    pick_signed,
+    shift_right,
+    signed_nibbles,
+    six_bits_even,
+    six_bits_odd,
+    to_f32,
+    to_f32_minus,
+)
+from ninfer.ops.cpu.instructions import device
+from ninfer.ops.cpu.simd import (
     fma,
     get_bf16,
     get_f16,
     get_f32,
     get_u8,
     half_and_half,
-    high_nibbles,
-    insert_bits,
     lane_numbers,
     load_bf16,
     load_e4m3,
@@ -37,18 +48,9 @@ from ninfer.ops.cpu.simd import (
     load_f32,
     load_i8,
     load_u8,
-    mask,
     mul,
-    pick_affine,
-    pick_signed,
     put_f32,
-    shift_right,
-    signed_nibbles,
-    six_bits_even,
-    six_bits_odd,
     splat,
-    to_f32,
-    to_f32_minus,
     widen_four_e4m3,
     widen_two_f16,
 )

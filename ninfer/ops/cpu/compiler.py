@@ -11,10 +11,11 @@ from typing import Any
 import numba
 from llvmlite import ir
 from numba import types
+from numba.core import config
 from numba.extending import intrinsic, models, register_model
 
+from ninfer.ops.cpu.instructions import LANES, Kind, Operation
 from ninfer.ops.cpu.native import object_code, optimized
-from ninfer.ops.cpu.simd import LANES, Kind, Operation
 
 
 class _Vector(types.Type):
@@ -42,7 +43,7 @@ _TYPES = {
 _EXTERNALS = {"exp", "log1p", "memset", "memcpy", "memmove", "ninfer_members", "ninfer_give_way"}
 
 _operations: dict[Operation, Any] = {}
-_functions: dict[FunctionType, Any] = {}
+_functions: dict[Any, Any] = {}
 
 
 def _intrinsic(operation: Operation) -> Any:
@@ -68,7 +69,7 @@ def _intrinsic(operation: Operation) -> Any:
     return made
 
 
-def _touched(function: FunctionType, bindings: dict[str, Any]) -> bool:
+def _touched(function: Any, bindings: dict[str, Any]) -> bool:
     """Does the function, or one that it calls, use a bound name?"""
     names = function.__code__.co_names
     called = (function.__globals__.get(name) for name in names)
@@ -77,16 +78,14 @@ def _touched(function: FunctionType, bindings: dict[str, Any]) -> bool:
     )
 
 
-def _translate(
-    function: FunctionType, bindings: dict[str, Any], bound: dict[FunctionType, Any]
-) -> FunctionType:
+def _translate(function: FunctionType, bindings: dict[str, Any], bound: dict[Any, Any]) -> FunctionType:
     """The function with operations replaced by intrinsics, device functions by inlined ones, and names bound.
 
     Device functions without bound names are compiled once for all kernels, the others go to `bound`.
     """
     names = dict(function.__globals__)
     for name in function.__code__.co_names:
-        value = bindings.get(name, names.get(name))
+        value: Any = bindings.get(name, names.get(name))
         if isinstance(value, Operation):
             value = _intrinsic(value)
         elif getattr(value, "__device__", False):
@@ -104,7 +103,7 @@ def compile_kernel(function: FunctionType, bindings: dict[str, Any], symbol: str
     """Object code that defines `symbol`, a kernel `f(data: int64) -> None`."""
     text = _translate(function, bindings, {})
     with _unoptimized():
-        compiled = numba.cfunc(types.void(types.int64), nopython=True, error_model="numpy")(text)
+        compiled = numba.cfunc(types.void(types.int64), error_model="numpy")(text)
         assembly = compiled.inspect_llvm()
     return object_code(_without_python(optimized(assembly), symbol))
 
@@ -113,12 +112,12 @@ def compile_kernel(function: FunctionType, bindings: dict[str, Any], symbol: str
 def _unoptimized() -> Iterator[None]:
     """Keep Numba from optimizing every function by itself: once at the end is enough, and takes a third less
     time."""
-    level = numba.config.OPT
-    numba.config.OPT = type(level)(0)
+    level = getattr(config, "OPT")  # noqa: B009
+    setattr(config, "OPT", type(level)(0))  # noqa: B010
     try:
         yield
     finally:
-        numba.config.OPT = level
+        setattr(config, "OPT", level)  # noqa: B010
 
 
 def _without_python(assembly: str, symbol: str) -> str:

@@ -10,8 +10,9 @@ import torch
 from ninfer.errors import OptionError
 from ninfer.ops.cpu.access import kind_of, load_some, size_of, store_some
 from ninfer.ops.cpu.block import argument, next_shared
+from ninfer.ops.cpu.functions import silu
 from ninfer.ops.cpu.kernel import Kernel, launch, threads
-from ninfer.ops.cpu.simd import fma, get_i32, load_f32, silu, stack, store_f32, zeros
+from ninfer.ops.cpu.simd import fma, get_i32, load_f32, stack, store_f32, zeros
 
 
 def convolution_kernel(data):

@@ -9,10 +9,11 @@ import torch
 from ninfer.errors import OptionError
 from ninfer.ops.cpu.access import FLOAT32, kind_of, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
+from ninfer.ops.cpu.functions import sigmoid
 from ninfer.ops.cpu.kernel import Kernel, launch, threads
 from ninfer.ops.cpu.plan import plan_of
 from ninfer.ops.cpu.products import product
-from ninfer.ops.cpu.simd import get_f32, load_f32, mul, put_f32, sigmoid, stack, store_f32
+from ninfer.ops.cpu.simd import get_f32, load_f32, mul, put_f32, stack, store_f32
 from ninfer.ops.weights import Matrix
 
 _BLOCK = 1024

@@ -12,16 +12,14 @@ import torch
 from ninfer.errors import OptionError
 from ninfer.ops.cpu.access import kind_of, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
+from ninfer.ops.cpu.functions import angle_quadrant, angle_rest, choose
+from ninfer.ops.cpu.instructions import device
 from ninfer.ops.cpu.kernel import Kernel, bits, launch, threads
 from ninfer.ops.cpu.normalize import inverse_rms
 from ninfer.ops.cpu.simd import (
     add,
-    angle_quadrant,
-    angle_rest,
     as_bf16,
-    choose,
     copy_bytes,
-    device,
     fma,
     get_f64,
     get_i32,

@@ -78,14 +78,20 @@ class Kernel:
         return digest.hexdigest()[:32]
 
 
+_VOCABULARY = (
+    "instructions", "simd", "functions", "codes", "amx", "block", "native", "launch", "compiler",
+)  # fmt: skip
+"""The files that say what a kernel's text means."""
+
+
 @functools.cache
 def _vocabulary() -> bytes:
     """A hash of the machine, the compiler, and the files that define instructions."""
     versions = [metadata.version(name) for name in ("numba", "llvmlite")]
     facts = (platform.python_version(), platform.platform(), target_cpu(), target_features(), *versions)
     digest = hashlib.sha256(repr(facts).encode())
-    for name in ("simd.py", "amx.py", "block.py", "native.py", "launch.py", "compiler.py"):
-        digest.update(Path(__file__).with_name(name).read_bytes())
+    for name in _VOCABULARY:
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
     return digest.digest()
 
 

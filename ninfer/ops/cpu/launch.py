@@ -30,7 +30,7 @@ def _write(module: ir.Module, name: str, released: bool) -> None:
     _, args, count = function.args
     builder = ir.IRBuilder(function.append_basic_block())
     block = builder.alloca(i64, size=i64((COUNTERS + 64 * MAX_THREADS) // 8))
-    block.align = 64
+    block.align = 64  # type: ignore[assignment]
 
     def call(symbol, result, *values):
         known = module.globals.get(symbol)

@@ -10,15 +10,15 @@ import torch
 from ninfer.errors import OptionError
 from ninfer.ops.cpu.access import kind_of, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
+from ninfer.ops.cpu.functions import silu
+from ninfer.ops.cpu.instructions import device
 from ninfer.ops.cpu.kernel import Kernel, bits, launch, threads
 from ninfer.ops.cpu.simd import (
     add,
-    device,
     fma,
     get_f64,
     load_f32,
     mul,
-    silu,
     splat,
     square_root,
     stack,

@@ -23,7 +23,7 @@ _DECODED_ROWS = 2048
 
 
 def linear(x: torch.Tensor, w: Matrix, residual: torch.Tensor | None) -> torch.Tensor:
-    plan = w.plan or plan_of(w)
+    plan = plan_of(w)
     out = torch.empty((x.shape[0], w.rows), dtype=x.dtype)
     if residual is not None and residual.shape != out.shape:
         raise OptionError(
@@ -36,12 +36,12 @@ def linear(x: torch.Tensor, w: Matrix, residual: torch.Tensor | None) -> torch.T
 def logits(x: torch.Tensor, head: Matrix, public_rows: int) -> torch.Tensor:
     out = torch.empty((x.shape[0], public_rows), dtype=torch.float32)
     kind = ROUNDED if kind_of(x) == BF16 else FLOAT32
-    product(x, head.plan or plan_of(head), out, kind, None, public_rows)
+    product(x, plan_of(head), out, kind, None, public_rows)
     return out
 
 
 def linear_swiglu(x: torch.Tensor, gate_up: Matrix) -> torch.Tensor:
-    plan: Plan = gate_up.plan or plan_of(gate_up)
+    plan = plan_of(gate_up)
     out = torch.empty((x.shape[0], gate_up.rows // 2), dtype=x.dtype)
     if not plan.halves:
         return _swiglu_of_different_formats(x, plan, gate_up, out)
@@ -74,7 +74,7 @@ def decode_rows(segment: Segment, begin: int, end: int, out: torch.Tensor) -> No
 
 
 def embedding(ids: torch.Tensor, table: Matrix, dtype: torch.dtype) -> torch.Tensor:
-    plan: Plan = table.plan or plan_of(table)
+    plan = plan_of(table)
     if ids.dtype not in (torch.int32, torch.int64) or not ids.is_contiguous():
         raise OptionError(f"token ids must be contiguous int32 or int64, got {ids.dtype}")
     out = torch.empty((ids.numel(), table.columns), dtype=dtype)

@@ -14,10 +14,10 @@ import torch
 
 from ninfer.ops.cpu.access import kind_of, load_some, size_of, store_some
 from ninfer.ops.cpu.block import argument, next_shared
+from ninfer.ops.cpu.instructions import device
 from ninfer.ops.cpu.kernel import Kernel, launch, threads
 from ninfer.ops.cpu.simd import (
     copy_bytes,
-    device,
     fma,
     get_f32,
     get_i32,

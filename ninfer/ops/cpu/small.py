@@ -19,10 +19,11 @@ from collections.abc import Callable
 from ninfer.ops.cpu.access import load_some, size_of, store_some, widen, write_row
 from ninfer.ops.cpu.block import DYNAMIC, argument, arrive, next_of, next_shared, team_size
 from ninfer.ops.cpu.codecs import CODECS
+from ninfer.ops.cpu.functions import silu
+from ninfer.ops.cpu.instructions import device
 from ninfer.ops.cpu.kernel import Kernel
 from ninfer.ops.cpu.simd import (
     add,
-    device,
     div,
     fma,
     get_f64,
@@ -35,7 +36,6 @@ from ninfer.ops.cpu.simd import (
     mul,
     prefetch,
     put_u8,
-    silu,
     splat,
     stack,
     store_f32,

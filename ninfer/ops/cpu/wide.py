@@ -29,10 +29,11 @@ from ninfer.ops.cpu.amx import (
     transpose,
 )
 from ninfer.ops.cpu.block import DYNAMIC, argument, arrive, next_shared
+from ninfer.ops.cpu.functions import silu
+from ninfer.ops.cpu.instructions import device
 from ninfer.ops.cpu.kernel import Kernel
 from ninfer.ops.cpu.simd import (
     add,
-    device,
     div,
     get_f64,
     get_u8,
@@ -40,7 +41,6 @@ from ninfer.ops.cpu.simd import (
     mul,
     prefetch,
     put_u8,
-    silu,
     splat,
     split_pairs,
     stack,
