@@ -106,6 +106,11 @@ class _Watch(TorchDispatchMode):
         self.made: list[torch.Tensor] = []
         self.computed: str | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; asked for, PyTorch would import its compiler first (2 s)."""
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func._schema.name
