@@ -34,16 +34,6 @@ from ninfer.formats import Format, Planes
 from ninfer.formats import direct as direct_codec
 from ninfer.formats import ggml as ggml_codec
 
-__all__ = [
-    "decode_direct",
-    "decode_rows",
-    "default_layout",
-    "encoded_bytes",
-    "k_row_types",
-    "pack_rows",
-    "unpack_rows",
-]
-
 Run = tuple[int, np.ndarray]
 Bytes = np.ndarray | torch.Tensor
 

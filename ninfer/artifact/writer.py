@@ -70,11 +70,6 @@ class ArtifactWriter:
                 raise self._failure("cannot be written", error) from None
             raise
 
-    @property
-    def file_bytes(self) -> int:
-        """Size of all files together."""
-        return self._begins[-1] + self._start + framing.PAGE * (len(self._targets) - 1)
-
     def write(self, object_id: str, offset: int, data: Bytes) -> None:
         """Write contiguous bytes at `offset` of an object. Overlaps and bytes outside it are refused."""
         record = self.directory.objects.get(object_id)

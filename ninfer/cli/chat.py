@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ninfer.cli.common import printable
 from ninfer.errors import NInferError
 
 HELP = """\
@@ -86,7 +87,7 @@ class Chat:
         try:
             self._turns = [*turns, self._answer([*system, *turns], self._attempt)]
         except (NInferError, KeyboardInterrupt) as error:
-            print(f"error: {error}" if str(error) else "", file=sys.stderr)
+            print(f"error: {printable(str(error))}" if str(error) else "", file=sys.stderr)
             print("The conversation stays as it was; /reset starts a new one.", file=sys.stderr)
 
 

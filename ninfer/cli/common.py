@@ -61,7 +61,7 @@ def run(
                 print(command.get_help(context), file=sys.stderr)
         return 1
     except NInferError as error:
-        print(f"{prefix}: {error}", file=sys.stderr)
+        print(f"{prefix}: {printable(str(error))}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, typer.Abort):
         print(f"\n{prefix}: interrupted", file=sys.stderr)
@@ -70,12 +70,17 @@ def run(
         # A reader of our output that went away (as in `| head`) needs no message.
         if not isinstance(error, BrokenPipeError):
             place = error.filename or "input or output failed"
-            print(f"{prefix}: {place}: {error.strerror or error}", file=sys.stderr)
+            print(f"{prefix}: {printable(str(place))}: {error.strerror or error}", file=sys.stderr)
         try:
             sys.stdout.flush()
         except OSError:
             sys.stdout = None  # type: ignore[assignment]  # or it would fail once more at exit
         return 1
+
+
+def printable(text: str) -> str:
+    """`text` on one line, its control characters escaped: it may come from a file."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _whole(value: object) -> int:

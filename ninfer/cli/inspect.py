@@ -13,7 +13,7 @@ import typer
 from ninfer.artifact import Artifact, TensorObject
 from ninfer.artifact.directory import binding_json, object_json, use_json
 from ninfer.artifact.framing import VERSION
-from ninfer.cli.common import program, run
+from ninfer.cli.common import printable, program, run
 
 app = program()
 
@@ -101,8 +101,7 @@ def _text(value: Any) -> str:
         value = ", ".join(f"{name} {count}" for name, count in value.items()) or "-"
     elif isinstance(value, list):
         value = ", ".join(value)
-    text = str(value)
-    return text if text.isprintable() else json.dumps(text, ensure_ascii=True)[1:-1]
+    return printable(str(value))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def parse_messages_file(data: bytes) -> tuple[list[Message], list[Any] | None]:
     if isinstance(document, dict):
         for name in document:
             if name not in ("messages", "tools"):
-                raise FrontendError(f"The messages file contains unsupported field {name!r}.")
+                raise FrontendError(f"The messages file contains unsupported field {name!r:.80}.")
         tools = document.get("tools")
         if tools is not None and not isinstance(tools, list):
             raise FrontendError("The messages file's tools must be an array.")
@@ -56,13 +56,13 @@ def _check_message(message: Any, where: str) -> Message:
         _refuse(where, "must be an object")
     for name in message:
         if name not in _MEMBERS:
-            _refuse(where, f"contains unsupported field {name!r}")
+            _refuse(where, f"contains unsupported field {name!r:.80}")
     for name in ("role", "content"):
         if name not in message:
             _refuse(where, f"lacks {name!r}")
     role = message["role"]
     if role not in ROLES:
-        _refuse(where, f"has role {role!r}; it must be one of {', '.join(ROLES)}")
+        _refuse(where, f"has role {role!r:.80}; it must be one of {', '.join(ROLES)}")
     checked: Message = {"role": role, "content": _content(message["content"], where)}
 
     reasoning = message.get("reasoning_content")
@@ -116,7 +116,7 @@ def _part(part: Any, where: str) -> str:
             _refuse(where, "must have a type, or exactly one of text, image, image_url, video, video_url")
         declared = present[0]
     if not isinstance(declared, str) or declared not in _PART_KINDS:
-        _refuse(where, f"has type {declared!r}; it must be text, image or video")
+        _refuse(where, f"has type {declared!r:.80}; it must be text, image or video")
     if _PART_KINDS[declared] != "text":
         _refuse(where, f"is a {_PART_KINDS[declared]}, but Vision is disabled for this Engine")
     if not isinstance(part.get("text"), str):
@@ -128,7 +128,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(call, Mapping):
         _refuse(where, "must be an object")
     if call.get("type", "function") != "function":
-        _refuse(where, f"has type {call['type']!r}; it must be 'function'")
+        _refuse(where, f"has type {call['type']!r:.80}; it must be 'function'")
     function = call.get("function", call)
     if not isinstance(function, Mapping):
         _refuse(where, "has a function that is not an object")

@@ -96,7 +96,7 @@ def test_names_cannot_forge_lines(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = tmp_path / "x.ninfer"
     path.write_bytes(build.entry_bytes(root))
     assert main([str(path)]) == 0
-    assert "name: a\\nversion: 9\\u001b[2J\n" in capsys.readouterr().out
+    assert "name: a\\nversion: 9\\x1b[2J\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"NINFER\0\2" + bytes(40), None])

@@ -21,8 +21,9 @@ def one(**message: Any) -> dict[str, Any]:
 
 
 def refused(words: str, *messages: Any) -> None:
-    with pytest.raises(FrontendError, match=words):
+    with pytest.raises(FrontendError, match=words) as failure:
         parse(list(messages))
+    assert len(str(failure.value)) < 300
 
 
 USER = {"role": "user", "content": "Hi"}
@@ -72,7 +73,7 @@ def test_members_and_roles() -> None:
     refused(
         "Message 1 lacks 'content'", {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {}}]}
     )
-    for role in ("human", None, 3, ["user"]):
+    for role in ("human", None, 3, ["user"], "x" * 9999):
         refused("it must be one of system, developer", {"role": role, "content": "x"})
     for message in ("text", None, [USER]):
         refused("Message 1 must be an object", message)
