@@ -92,6 +92,13 @@ def store_sums(builder, address):
         call(builder, "llvm.x86.tilestored64", _VOID, _I8(tile), place, _I64(64))
 
 
+@operation(NOTHING, INTEGER)
+def load_sums(builder, address):
+    """What `store_sums` stored."""
+    for tile in range(4):
+        _load(builder, tile, builder.add(address, _I64(1024 * tile)))
+
+
 @operation(NOTHING, INTEGER, F32, F32)
 def store_bf16_unit(builder, address, a, b):
     """Two vectors as 32 neighbouring bf16 words (nearest, ties to even; subnormal words become zero)."""
@@ -138,6 +145,34 @@ def transpose(builder, address):
     """Exchange rows and columns of 16 x 16 float32 in place."""
     kind = ir.VectorType(_FLOAT, LANES)
     _put_rows(builder, address, _transposed(builder, _rows_at(builder, address, kind), _FLOAT))
+
+
+def _columns_of(builder, address):
+    return _transposed(builder, _rows_at(builder, address, ir.VectorType(_FLOAT, LANES)), _FLOAT)
+
+
+def _put_bf16(builder, value, address, stride, index):
+    kind = ir.VectorType(_BFloat(), LANES)
+    place = builder.add(address, builder.mul(stride, _I64(index)))
+    builder.store(builder.fptrunc(value, kind), pointer(builder, place, kind), align=1)
+
+
+@operation(NOTHING, INTEGER, INTEGER, INTEGER)
+def store_columns(builder, sums, target, stride):
+    """The 16 columns of a sum tile as bf16 rows, `stride` bytes apart."""
+    for i, column in enumerate(_columns_of(builder, sums)):
+        _put_bf16(builder, column, target, stride, i)
+
+
+@operation(NOTHING, INTEGER, INTEGER, INTEGER, INTEGER)
+def store_columns_added(builder, sums, residual, target, stride):
+    """The same plus bf16 rows of a residual, as far apart."""
+    words, wide = ir.VectorType(ir.IntType(16), LANES), ir.VectorType(_I32, LANES)
+    for i, column in enumerate(_columns_of(builder, sums)):
+        place = builder.add(residual, builder.mul(stride, _I64(i)))
+        old = builder.zext(builder.load(pointer(builder, place, words), align=1), wide)
+        old = builder.bitcast(builder.shl(old, ir.Constant(wide, [16] * LANES)), column.type)
+        _put_bf16(builder, builder.fadd(column, old), target, stride, i)
 
 
 @operation(NOTHING, INTEGER, INTEGER, INTEGER)

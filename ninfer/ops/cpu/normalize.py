@@ -66,23 +66,25 @@ def norm_kernel(data):
     read_row(weight, weight_kind, width, factors)
     for start in range(0, width, 16):
         store_f32(factors + 4 * start, add(load_f32(factors + 4 * start), splat(offset)))
+    step = 8 if rows >= 64 else 1
     while True:
-        item = next_shared(data, 1)
-        if item >= rows:
+        begin = next_shared(data, step)
+        if begin >= rows:
             break
-        at = item * width * size_of(kind)
-        read_row(x + at, kind, width, row)
-        inverse = inverse_rms(row, width, eps)
-        for start in range(0, width, 16):
-            place = row + 4 * start
-            store_f32(place, mul(mul(load_f32(place), inverse), load_f32(factors + 4 * start)))
-        if gate:
-            place = item // group * gate_stride + item % group * width
-            read_row(gate + size_of(kind) * place, kind, width, gates)
+        for item in range(begin, min(rows, begin + step)):
+            at = item * width * size_of(kind)
+            read_row(x + at, kind, width, row)
+            inverse = inverse_rms(row, width, eps)
             for start in range(0, width, 16):
                 place = row + 4 * start
-                store_f32(place, mul(load_f32(place), silu(load_f32(gates + 4 * start))))
-        write_row(row, out + at, kind, width)
+                store_f32(place, mul(mul(load_f32(place), inverse), load_f32(factors + 4 * start)))
+            if gate:
+                place = item // group * gate_stride + item % group * width
+                read_row(gate + size_of(kind) * place, kind, width, gates)
+                for start in range(0, width, 16):
+                    place = row + 4 * start
+                    store_f32(place, mul(load_f32(place), silu(load_f32(gates + 4 * start))))
+            write_row(row, out + at, kind, width)
 
 
 _norm = Kernel(norm_kernel)

@@ -161,7 +161,7 @@ class _Packed:
 
     def __init__(self, x: torch.Tensor, plan: Plan) -> None:
         self.x, self.plan, self.team = x, plan, threads()
-        self.memory = torch.empty(self.team * 2048 * plan.units, dtype=torch.uint8)
+        self.memory = torch.empty(self.team * wide.scratch_bytes(x.shape[0]), dtype=torch.uint8)
         self.tiles: dict[bool, torch.Tensor] = {}
 
     def multiply(
