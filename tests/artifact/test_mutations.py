@@ -207,7 +207,8 @@ def test_changed_members(data: st.DataObject, originals: list[Files], folder: Pa
                 source = source[step]
             parent[key] = copy.deepcopy(source)
         else:
-            parent[key] = data.draw(VALUES)
+            # A copy: the strategy may hand out one object again, and later changes go into it.
+            parent[key] = copy.deepcopy(data.draw(VALUES))
         if not isinstance(root, dict) or not root:
             break
     files[ENTRY] = _entry(files, root)
