@@ -1,5 +1,6 @@
 """The public engine on a tiny model: order of use, threads, and what is refused."""
 
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,4 +146,5 @@ def test_closing_frees_the_weights(tiny: Path):
     with Engine.load(copy, EngineOptions(threads=1)) as engine:
         answer(engine)
         assert str(copy) in maps.read_text()
+    gc.collect()
     assert str(copy) not in maps.read_text()

@@ -1,12 +1,6 @@
 """The interactive chat on scripted input, and once on a terminal."""
 
 import builtins
-import os
-import re
-import select
-import signal
-import sys
-import time
 
 import pytest
 
@@ -114,80 +108,3 @@ def test_prompts_stay_off_a_redirected_answer(talk, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert "> " in err
-
-
-class Terminal:
-    """`ninfer` under a pseudo-terminal."""
-
-    def __init__(self, *arguments: object) -> None:
-        pty = pytest.importorskip("pty")
-        self.seen = ""
-        self._data = b""
-        self._pid, self._terminal = pty.fork()
-        if self._pid == 0:
-            command = [sys.executable, "-m", "ninfer.cli.main", *map(str, arguments)]
-            os.execve(sys.executable, command, {**os.environ, "TERM": "dumb"})
-
-    def __enter__(self) -> "Terminal":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._terminal)
-        if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-
-    def type(self, text: bytes) -> None:
-        os.write(self._terminal, text)
-
-    def until(self, pattern: str, seconds: float = 120) -> str:
-        """What appeared since the last match, up to a match of `pattern`."""
-        end = time.monotonic() + seconds
-        while True:
-            text = self._data.decode(errors="replace").replace("\r\n", "\n")[len(self.seen) :]
-            if match := re.search(pattern, text):
-                break
-            assert time.monotonic() < end, self.seen + text
-            if select.select([self._terminal], [], [], 0.1)[0]:
-                try:
-                    self._data += os.read(self._terminal, 65536)
-                except OSError:  # the program has ended
-                    break
-        text = text[: match.end()] if match else text
-        self.seen += text
-        return text
-
-    def exit_code(self) -> int:
-        self.until("never appears", 60)
-        pid, self._pid = self._pid, 0
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-PROMPT = "(^|\n)> $"
-
-
-def test_a_whole_chat_on_a_terminal(tiny):
-    with Terminal(tiny, "--no-thinking", "--max-context", "256", "--stop-token-id", "1023") as terminal:
-        terminal.until(PROMPT)
-        terminal.type(b"one\\\ntwo\n")
-        answer = terminal.until(PROMPT)
-        assert "context-capacity]" in answer
-        assert "The context of 256 tokens is full; /reset starts a new conversation" in answer
-        terminal.type(b"more\n")
-        refusal = terminal.until(PROMPT)
-        assert "error: the prompt has" in refusal
-        assert "The conversation stays as it was; /reset" in refusal
-        terminal.type(b"/system Be brief \xff\n")  # no valid UTF-8
-        assert "A new conversation with this system message." in terminal.until(PROMPT)
-        terminal.type(b"half a line")
-        terminal.until("half a line$")
-        time.sleep(0.2)  # a signal just before readline waits for a key would be noticed at that key
-        terminal.type(b"\x03")
-        terminal.until(PROMPT)
-        terminal.type(b"hello\n")
-        terminal.until("hello\n.")
-        terminal.type(b"\x03")
-        assert re.search(r"\[\d+ tokens, .*(cancelled|context-capacity)\]", terminal.until(PROMPT))
-        terminal.type(b"\x04")
-        assert terminal.exit_code() == 0
-        assert "Traceback" not in terminal.seen
