@@ -1,4 +1,4 @@
-"""The interactive chat on scripted input, and once on a terminal."""
+"""The interactive chat on scripted input."""
 
 import builtins
 
