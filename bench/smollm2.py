@@ -52,7 +52,7 @@ def ours(artifact: Path) -> Callable[[], tuple[float, float]]:
     from ninfer.runtime import SamplingParams
 
     engine = Engine.load(artifact)
-    program = engine._program
+    program: Any = engine._program
     greedy = SamplingParams(temperature=0.0)
 
     def measure() -> tuple[float, float]:
