@@ -40,7 +40,7 @@ _TYPES = {
 }
 
 # What compiled kernels may call: the C library, and what `native` defines.
-_EXTERNALS = {"exp", "log1p", "memset", "memcpy", "memmove", "ninfer_give_way"}
+_EXTERNALS = {"exp", "log1p", "memset", "memcpy", "memmove", "ninfer_members", "ninfer_give_way"}
 
 _operations: dict[Operation, Any] = {}
 _functions: dict[Any, Any] = {}

@@ -105,7 +105,7 @@ def openmp() -> dict[str, int]:
     """Addresses of the OpenMP functions of this process that we use; empty if it has none of the GNU kind."""
     try:
         process = ctypes.CDLL(None)
-        names = ("GOMP_parallel", "sched_yield")
+        names = ("GOMP_parallel", "omp_get_num_threads", "sched_yield")
         return {name: _address(getattr(process, name)) for name in names}
     except (AttributeError, OSError, TypeError):
         return {}
@@ -131,6 +131,7 @@ def make_launchers(code: bytes, team: dict[str, int]) -> tuple[Callable, Callabl
         define(name, _address(getattr(api, name)))
     unused = _address(api.PyErr_Occurred)
     define("ninfer_parallel", team.get("GOMP_parallel", unused))
+    define("ninfer_members", team.get("omp_get_num_threads", unused))
     define("ninfer_give_way", team.get("sched_yield", unused))
     return _python_function(load(code, LAUNCH)), _python_function(load(code, LAUNCH_RELEASED))
 

@@ -231,19 +231,6 @@ def fetch_add(builder, address, value):
     return builder.atomic_rmw("add", pointer(builder, address, i64), value, "seq_cst")
 
 
-@operation(INTEGER, INTEGER, INTEGER, INTEGER)
-def swap_if(builder, address, expected, value):
-    """Replace a shared counter if it has the expected value; 1 if so, else 0."""
-    result = builder.cmpxchg(pointer(builder, address, i64), expected, value, "seq_cst", "seq_cst")
-    return builder.zext(builder.extract_value(result, 1), i64)
-
-
-@operation(NOTHING, INTEGER, INTEGER)
-def put_shared(builder, address, value):
-    """Set a counter that other threads read."""
-    builder.store_atomic(value, pointer(builder, address, i64), "seq_cst", 8)
-
-
 @operation(INTEGER, INTEGER)
 def get_shared(builder, address):
     """A counter that other threads change."""
@@ -255,6 +242,12 @@ def call_kernel(builder, kernel, data):
     """Run another kernel, given by its address, on a block."""
     kind = ir.FunctionType(ir.VoidType(), [i64])
     builder.call(pointer(builder, kernel, kind), [data])
+
+
+@operation(INTEGER)
+def members(builder):
+    """How many threads the OpenMP team that runs this kernel really has."""
+    return builder.sext(call(builder, "ninfer_members", i32), i64)
 
 
 @operation(NOTHING)

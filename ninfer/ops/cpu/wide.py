@@ -189,8 +189,6 @@ def tiles_kernel(data):
     tail, scratch, sums = stack(128), stack(64), stack(4096)
     team = team_size(data)
     me = arrive(data)
-    if me >= team:
-        return  # more threads than memory was made for
     left = memory + me * (2048 * PANEL + 4096 * ((count + 31) >> 5))
     right, kept = left + 1024 * PANEL, left + 2048 * PANEL
     configure(argument(data, 11))
