@@ -1,10 +1,13 @@
-"""The interactive chat on scripted input."""
+"""The interactive chat on scripted input, once with a model."""
 
 import builtins
+import re
+import sys
 
 import pytest
 
 from ninfer.cli.chat import Chat, read_message
+from ninfer.cli.main import main
 from ninfer.errors import CapacityError
 
 
@@ -108,3 +111,18 @@ def test_prompts_stay_off_a_redirected_answer(talk, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert "> " in err
+
+
+def test_a_full_context_is_said_and_does_not_end_the_chat(tiny, monkeypatch, capsys):
+    message = "word " * 20
+    assert main([str(tiny), "--prompt", message, "--no-thinking", "--max-new", "1"]) == 0
+    [tokens] = re.findall(r"prompt tokens +(\d+)", capsys.readouterr().err)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    read_line = script(message, "more", "/reset", "Hi")
+    monkeypatch.setattr(builtins, "input", lambda prompt="": read_line(prompt))
+    assert main([str(tiny), "--no-thinking", "--max-context", tokens]) == 0
+    full, _, rest = capsys.readouterr().err.partition("error: the prompt has")
+    assert f"context {tokens} of {tokens}, context-capacity]" in full
+    assert f"The context of {tokens} tokens is full; /reset starts a new conversation" in full
+    assert "The conversation stays as it was; /reset starts a new one." in rest
+    assert re.search(r"A new conversation\.\n> \[\d+ tokens, .* of \d+, [a-z-]+\]", rest)
