@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from ninfer.errors import ConversionError
+from ninfer.folders import cache_folder
 
 Progress = Callable[[str, int, int], None]
 
@@ -41,7 +42,7 @@ def ensure_artifact(path: Path, cache_dir: Path | None = None, progress: Progres
     if path.is_file() and not _is_checkpoint_file(path):
         return path
     identity = _identity(path)
-    root = default_cache() if cache_dir is None else Path(cache_dir)
+    root = cache_folder() if cache_dir is None else Path(cache_dir)
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -56,18 +57,6 @@ def ensure_artifact(path: Path, cache_dir: Path | None = None, progress: Progres
         if not artifact.is_file():
             _convert(path, folder, progress)
     return artifact
-
-
-def default_cache() -> Path:
-    """`$NINFER_CACHE`, or `ninfer` in the platform's cache folder for this user."""
-    stated = os.environ.get("NINFER_CACHE")
-    if stated:
-        return Path(stated)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "ninfer" / "cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "ninfer"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ninfer"
 
 
 def _is_checkpoint_file(path: Path) -> bool:

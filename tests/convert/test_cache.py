@@ -12,6 +12,7 @@ import pytest
 from ninfer.artifact import Artifact
 from ninfer.convert import cache, ensure_artifact
 from ninfer.errors import ConversionError
+from ninfer.folders import cache_folder
 
 from . import exporter, tiny
 
@@ -62,11 +63,11 @@ def test_gguf(tmp_path: Path) -> None:
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NINFER_CACHE", str(tmp_path / "mine"))
-    assert cache.default_cache() == tmp_path / "mine"
+    assert cache_folder() == tmp_path / "mine"
     monkeypatch.delenv("NINFER_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "platform", "linux")
-    assert cache.default_cache() == tmp_path / "ninfer"
+    assert cache_folder() == tmp_path / "ninfer"
 
 
 def test_failures_leave_no_folder(folder: Path, tmp_path: Path) -> None:

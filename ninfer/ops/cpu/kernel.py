@@ -22,6 +22,7 @@ from typing import Any
 import numpy
 import torch
 
+from ninfer.folders import cache_folder
 from ninfer.ops.cpu.block import MAX_THREADS
 from ninfer.ops.cpu.launch import launch_assembly, make_launchers, openmp
 from ninfer.ops.cpu.native import load, object_code, target_cpu, target_features
@@ -98,11 +99,7 @@ def _vocabulary() -> bytes:
 @functools.cache
 def _folder() -> Path | None:
     """Where compiled kernels are kept; None if no such folder can be written."""
-    home = os.environ.get("NINFER_CACHE")
-    if not home:
-        base = os.environ.get("LOCALAPPDATA" if platform.system() == "Windows" else "XDG_CACHE_HOME")
-        home = str(Path(base or Path.home() / ".cache") / "ninfer")
-    folder = Path(home) / "kernels"
+    folder = cache_folder() / "kernels"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
