@@ -240,8 +240,8 @@ class Artifact:
         path = self.path.parent / str(entry.path)
         mapped = _map(path, f"part {index} of {self.path.name}")
         try:
-            framing.read_part_header(mapped[: framing.HEADER.size], str(path), index, self.artifact_id)
-            _check_length(str(path), len(mapped), framing.PAGE + entry.payload_bytes)
+            framing.read_part_header(mapped[: framing.HEADER.size], _shown(path), index, self.artifact_id)
+            _check_length(_shown(path), len(mapped), framing.PAGE + entry.payload_bytes)
         except BaseException:
             mapped.close()
             raise
@@ -257,8 +257,13 @@ def _check_length(path: str, found: int, expected: int) -> None:
         )
 
 
+def _shown(path: Path) -> str:
+    """A path for an error message; the directory of a damaged file may name parts with control characters."""
+    return str(path) if str(path).isprintable() else ascii(str(path))
+
+
 def _map(path: Path, role: str = "") -> mmap.mmap:
-    named = f"{path} ({role})" if role else str(path)
+    named = f"{_shown(path)} ({role})" if role else _shown(path)
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ArtifactError(f"{named} is not a regular file")

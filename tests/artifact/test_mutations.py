@@ -215,6 +215,15 @@ def test_changed_members(data: st.DataObject, originals: list[Files], folder: Pa
     _use_everything(folder, files)
 
 
+@pytest.mark.parametrize("name", ["\x1f", "a\nb", "\u2028"])
+def test_control_characters_in_a_parts_name(name: str, originals: list[Files], folder: Path) -> None:
+    [files] = [dict(one) for one in originals if len(one) == 3]
+    root = _root(files)
+    root["files"][2]["path"] = name
+    files[ENTRY] = _entry(files, root)
+    _use_everything(folder, files)
+
+
 @given(data=st.data())
 @CASES
 def test_changed_text(data: st.DataObject, originals: list[Files], folder: Path) -> None:
