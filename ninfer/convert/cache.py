@@ -39,8 +39,11 @@ def ensure_artifact(path: Path, cache_dir: Path | None = None, progress: Progres
         raise ConversionError(
             f"{path} does not exist; give a .ninfer artifact, a Hugging Face folder or a GGUF file"
         )
-    if path.is_file() and not _is_checkpoint_file(path):
-        return path
+    if not path.is_dir():
+        if not path.is_file():
+            raise ConversionError(f"{path} is neither a folder nor a regular file; copy the model into a file")
+        if not _is_checkpoint_file(path):
+            return path
     identity = _identity(path)
     root = cache_folder() if cache_dir is None else Path(cache_dir)
     try:

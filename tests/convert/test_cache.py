@@ -70,6 +70,14 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert cache_folder() == tmp_path / "ninfer"
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_or_device_is_refused_without_being_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path(os.devnull)):
+        with pytest.raises(ConversionError, match="neither a folder nor a regular file"):
+            ensure_artifact(path, tmp_path / "cache")
+
+
 def test_failures_leave_no_folder(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF")
     with pytest.raises(ConversionError, match="truncated"):
