@@ -41,7 +41,7 @@ def ensure_artifact(path: Path, cache_dir: Path | None = None, progress: Progres
         )
     if not path.is_dir():
         if not path.is_file():
-            raise ConversionError(f"{path} is neither a folder nor a regular file; copy the model into a file")
+            raise ConversionError(f"{path} is neither a folder nor a regular file; copy the model to one")
         if not _is_checkpoint_file(path):
             return path
     identity = _identity(path)
