@@ -17,6 +17,7 @@ from collections.abc import Callable
 import torch
 
 from ninfer import ops
+from ninfer.formats import KvFormat
 
 LAYERS, HIDDEN, Q_HEADS, KV_HEADS, WIDTH, FFN, VOCABULARY = 30, 576, 9, 3, 64, 1536, 49152
 _BLOCKS = {"ggml_q4_0": (32, 18), "ggml_q4_1": (32, 20), "ggml_q8_0": (32, 34)}
@@ -89,7 +90,7 @@ class Model:
                 part.view(count, -1, WIDTH)
                 for part in qkv.split((Q_HEADS * WIDTH, KV_HEADS * WIDTH, KV_HEADS * WIDTH), -1)
             )
-            pages = (k_pages, v_pages, self.table)
+            pages = (ops.KvPages(KvFormat.BF16, k_pages, v_pages), self.table)
             args = (q, k, v, positions, self.rope, None, None, 1e-5, *pages, positions)
             q = timed("qk_prepare", lambda args=args: ops.qk_prepare(*args))
             args = (q, *pages, positions, WIDTH**-0.5)

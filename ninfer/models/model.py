@@ -7,7 +7,8 @@ from typing import Protocol
 
 import torch
 
-from ninfer.ops import PAGE
+from ninfer.formats import KvFormat
+from ninfer.ops import PAGE, KvPages
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,7 +18,7 @@ class Batch:
     tokens         int32 [T]
     positions      int32 [T]  cache position of each column; RoPE uses the same number
     page_table     int32 [rows, P]  page that holds positions [64 b, 64 b + 64) of a row
-    source_slots   int32 [rows]  state slot that a row continues from; read only
+    source_slots   int32 [rows]  state slot that a row continues from, read only; -1: the start of a sequence
     target_slots   int32 [rows]  state slot that receives its new state; may equal the source
     """
 
@@ -31,12 +32,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class KvLayout:
-    """Keys and values of `layers` attention layers, each `[pages, 64, heads, head_dim]`."""
+    """Keys and values of `layers` attention layers, of `heads` vectors of `head_dim` each per token;
+    `dtype` is the activation type."""
 
     layers: int
     heads: int
     head_dim: int
     dtype: torch.dtype
+    format: KvFormat = KvFormat.BF16
 
     @classmethod
     def none(cls, dtype: torch.dtype) -> KvLayout:
@@ -79,11 +82,10 @@ class StateLayout:
 class Cache:
     """Memory that a forward pass reads and writes, one tensor a layer; the runtime allocates and owns it.
 
-    `k`, `v`: attention layers in order; `conv`, `recurrent`: recurrent layers in order.
+    `kv`: attention layers in order; `conv`, `recurrent`: recurrent layers in order.
     """
 
-    k: tuple[torch.Tensor, ...]
-    v: tuple[torch.Tensor, ...]
+    kv: tuple[KvPages, ...]
     conv: tuple[torch.Tensor, ...]
     recurrent: tuple[torch.Tensor, ...]
 

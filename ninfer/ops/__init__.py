@@ -4,7 +4,7 @@ Activations are bf16; every operator also takes float32 (a mode for tests: all m
 float32 then). T columns are B requests of W columns each, flattened row by row.
 """
 
-from ninfer.ops.attention import PAGE, paged_attention, qk_prepare
+from ninfer.ops.attention import PAGE, KvPages, paged_attention, qk_prepare
 from ninfer.ops.conv import causal_conv
 from ninfer.ops.delta import CHUNK, gated_delta_net, gdn_gating
 from ninfer.ops.embedding import embedding
@@ -20,6 +20,7 @@ __all__ = [
     "CHUNK",
     "PAGE",
     "Encoded",
+    "KvPages",
     "Matrix",
     "Purpose",
     "Recording",

@@ -1,17 +1,29 @@
 """Softmax attention over paged keys and values, and what happens to q, k and v before it.
 
-A page holds 64 tokens: `k_pages`, `v_pages` are `[pages, 64, Hkv, D]`. Request `b` finds its position `p` in
-page `page_table[b, p // 64]`, row `p % 64`. The T columns of a call are B requests of W = T / B columns each.
+A page holds 64 tokens of all heads (`KvPages`). Request `b` finds its position `p` in page
+`page_table[b, p // 64]`, row `p % 64`. The T columns of a call are B requests of W = T / B columns each.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
+from ninfer.formats import KvFormat
 from ninfer.ops.dispatch import backend
 from ninfer.ops.rope import Rope
 
 PAGE = 64
+
+
+@dataclass(frozen=True, eq=False)
+class KvPages:
+    """Keys and values of one layer: `k`, `v` `[pages, 64, Hkv, D]` in the activation type."""
+
+    format: KvFormat
+    k: torch.Tensor
+    v: torch.Tensor
 
 
 def qk_prepare(
@@ -23,8 +35,7 @@ def qk_prepare(
     q_norm: torch.Tensor | None,
     k_norm: torch.Tensor | None,
     eps: float,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
+    pages: KvPages,
     page_table: torch.Tensor,
     cache_positions: torch.Tensor,
 ) -> torch.Tensor:
@@ -33,17 +44,16 @@ def qk_prepare(
     `q [T, Hq, D]`, `k`, `v` `[T, Hkv, D]` (bf16 or float32; rows may be slices of one wider tensor);
     `positions` int32 `[T]` or axis-major `[3, T]` turn the rotation, `cache_positions` int32 `[T]` choose the
     page rows; `page_table` int32 `[B, P]`. With norms (`[D]`, applied as `1 + w`) the normalized value is
-    rounded to the activation type before the rotation. Pages have the activation type.
+    rounded to the activation type before the rotation.
     """
     return backend(q.device.type).qk_prepare(
-        q, k, v, positions, rope, q_norm, k_norm, eps, k_pages, v_pages, page_table, cache_positions
+        q, k, v, positions, rope, q_norm, k_norm, eps, pages, page_table, cache_positions
     )
 
 
 def paged_attention(
     q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
+    pages: KvPages,
     page_table: torch.Tensor,
     cache_positions: torch.Tensor,
     scale: float,
@@ -53,4 +63,4 @@ def paged_attention(
     Query head h reads key head `h // (Hq / Hkv)`; one rounding. Within a request the positions of a call
     ascend by one. How the keys are divided into partial sums depends on the column's own position only.
     """
-    return backend(q.device.type).paged_attention(q, k_pages, v_pages, page_table, cache_positions, scale)
+    return backend(q.device.type).paged_attention(q, pages, page_table, cache_positions, scale)

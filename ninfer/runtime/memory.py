@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ninfer.models import Cache, KvLayout, StateLayout
-from ninfer.ops import PAGE
+from ninfer.ops import PAGE, KvPages
 
 _ALIGNMENT = 64
 
@@ -20,15 +20,19 @@ def allocate(kv: KvLayout, state: StateLayout, *, pages: int, slots: int, device
     def each(layers: int, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         return tuple(zeros(shape, dtype, device) for _ in range(layers))
 
-    page = (pages, PAGE, kv.heads, kv.head_dim)
     return Cache(
-        k=each(kv.layers, page, kv.dtype),
-        v=each(kv.layers, page, kv.dtype),
+        kv=tuple(allocate_pages(kv, pages, device) for _ in range(kv.layers)),
         conv=each(state.layers, (slots, state.history, state.channels), state.dtype),
         recurrent=each(
             state.layers, (slots, state.value_heads, state.value_dim, state.key_dim), torch.float32
         ),
     )
+
+
+def allocate_pages(kv: KvLayout, pages: int, device: torch.device) -> KvPages:
+    """Zeroed pages of one layer."""
+    shape = (pages, PAGE, kv.heads, kv.head_dim)
+    return KvPages(kv.format, zeros(shape, kv.dtype, device), zeros(shape, kv.dtype, device))
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

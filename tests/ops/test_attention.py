@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ninfer.errors import OptionError
-from ninfer.ops import PAGE, Rope, paged_attention, qk_prepare
+from ninfer.formats import KvFormat
+from ninfer.ops import PAGE, KvPages, Rope, paged_attention, qk_prepare
 from tests.ops.criteria import ATTENTION, ELEMENTWISE, criterion
 
 GEOMETRIES = [(64, 9, 3), (256, 4, 2), (24, 4, 1), (40, 5, 5), (128, 6, 2)]
@@ -22,6 +23,7 @@ class Cache:
         shape = (requests * pages + 2, PAGE, heads, width)
         # Values of 1/4: the criterion's bounds are for outputs below one, where they exceed the one rounding.
         self.k, self.v = torch.randn(shape).to(dtype), (torch.randn(shape) / 4).to(dtype)
+        self.pages = KvPages(KvFormat.BF16, self.k, self.v)
         self.table = torch.randperm(shape[0], dtype=torch.int32)[: requests * pages].view(requests, pages)
 
     def rows(self, pages: torch.Tensor, request: int, count: int) -> torch.Tensor:
@@ -50,7 +52,7 @@ def test_attention_of_few_columns(width, q_heads, k_heads, first, dtype) -> None
     starts = (first, max(0, first - 40))
     positions = torch.cat([torch.arange(s, s + 4) for s in starts]).int()
     q = torch.randn(8, q_heads, width).to(dtype)
-    out = paged_attention(q, cache.k, cache.v, cache.table, positions, width**-0.5)
+    out = paged_attention(q, cache.pages, cache.table, positions, width**-0.5)
     reference = attention_reference(q, cache, positions, width**-0.5)
     criterion(ATTENTION, dtype).check(out, reference)
 
@@ -60,7 +62,7 @@ def test_attention_of_many_columns(start, count, dtype) -> None:
     cache = Cache(2, 4, 2, 32, dtype)
     positions = torch.arange(start, start + count).int().repeat(2)
     q = torch.randn(2 * count, 4, 32).to(dtype)
-    out = paged_attention(q, cache.k, cache.v, cache.table, positions, 32**-0.5)
+    out = paged_attention(q, cache.pages, cache.table, positions, 32**-0.5)
     criterion(ATTENTION, dtype).check(out, attention_reference(q, cache, positions, 32**-0.5))
 
 
@@ -68,24 +70,24 @@ def test_a_column_does_not_see_its_neighbours() -> None:
     cache = Cache(2, 12, 3, 64, torch.bfloat16)
     positions = torch.tensor([254, 255, 256, 257, 700, 701, 702, 703], dtype=torch.int32)
     q = torch.randn(8, 9, 64).bfloat16()
-    whole = paged_attention(q, cache.k, cache.v, cache.table, positions, 0.125)
+    whole = paged_attention(q, cache.pages, cache.table, positions, 0.125)
     for t in range(8):
         table = cache.table[t // 4 : t // 4 + 1]
-        alone = paged_attention(q[t : t + 1], cache.k, cache.v, table, positions[t : t + 1], 0.125)
+        alone = paged_attention(q[t : t + 1], cache.pages, table, positions[t : t + 1], 0.125)
         assert torch.equal(alone[0], whole[t])
     # A table with room for more pages changes nothing either.
     longer = torch.cat((cache.table, torch.zeros(2, 30, dtype=torch.int32)), 1)
-    assert torch.equal(paged_attention(q, cache.k, cache.v, longer, positions, 0.125), whole)
+    assert torch.equal(paged_attention(q, cache.pages, longer, positions, 0.125), whole)
 
 
 def test_scores_far_apart_and_equal(dtype: torch.dtype) -> None:
     cache = Cache(1, 6, 1, 16, dtype)
     q = torch.full((1, 1, 16), 40.0).to(dtype)
     position = torch.tensor([380], dtype=torch.int32)
-    out = paged_attention(q, cache.k, cache.v, cache.table, position, 1.0)
+    out = paged_attention(q, cache.pages, cache.table, position, 1.0)
     criterion(ATTENTION, dtype).check(out, attention_reference(q, cache, position, 1.0))
     cache.k.zero_()
-    out = paged_attention(q, cache.k, cache.v, cache.table, position, 1.0)
+    out = paged_attention(q, cache.pages, cache.table, position, 1.0)
     criterion(ATTENTION, dtype).check(out, cache.rows(cache.v, 0, 381).double().mean(0)[None])
 
 
@@ -141,7 +143,7 @@ def test_prepared_heads(width, q_heads, k_heads, rotary, sections, theta, with_n
     q_norm = torch.randn(width).bfloat16() if with_norm else None
     k_norm = torch.randn(width).bfloat16() if with_norm else None
     rope = Rope(rotary, theta, sections)
-    pages = (cache.k, cache.v, cache.table)
+    pages = (cache.pages, cache.table)
     out = qk_prepare(q, k, v, positions, rope, q_norm, k_norm, 1e-6, *pages, places)
     criterion(ELEMENTWISE, dtype).check(out, prepared(q, positions, rope, q_norm, 1e-6))
     k_reference = prepared(k, positions, rope, k_norm, 1e-6)
@@ -163,7 +165,7 @@ def test_angles_of_long_contexts() -> None:
     q = torch.randn(1, 1, 32)
     rope = Rope(32, 1e4)
     out = qk_prepare(
-        q, q.clone(), q.clone(), positions, rope, None, None, 1e-6, cache.k, cache.v, cache.table,
+        q, q.clone(), q.clone(), positions, rope, None, None, 1e-6, cache.pages, cache.table,
         torch.zeros(1, dtype=torch.int32),
     )  # fmt: skip
     assert (out.double() - rotated(q.double(), positions, rope)).abs().max() < 1e-6
@@ -188,9 +190,9 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     q, k = torch.randn(3, 4, 16), torch.randn(3, 2, 16)
     places = torch.arange(3, dtype=torch.int32)
 
-    def prepare(q=q, k=k, positions=places, rope=16, pages=cache.k):
+    def prepare(q=q, k=k, positions=places, rope=16):
         return qk_prepare(
-            q, k, k, positions, Rope(rope, 1e4), None, None, 1e-6, pages, cache.v, cache.table, places
+            q, k, k, positions, Rope(rope, 1e4), None, None, 1e-6, cache.pages, cache.table, places
         )
 
     with pytest.raises(OptionError, match="heads do not match"):
@@ -206,4 +208,4 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(OptionError, match="do not divide"):
         prepare(positions=places[:2])
     with pytest.raises(OptionError, match="do not fit pages"):
-        paged_attention(q[:, :3], cache.k, cache.v, cache.table, places, 1.0)
+        paged_attention(q[:, :3], cache.pages, cache.table, places, 1.0)

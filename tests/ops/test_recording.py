@@ -9,6 +9,7 @@ import torch
 
 from ninfer import ops
 from ninfer.errors import OptionError
+from ninfer.formats import KvFormat
 from ninfer.ops.cpu.recording import Tape
 from tests.ops.weights import random_matrix
 
@@ -51,7 +52,7 @@ class Step:
         h = ops.rms_norm(x, self.norm, 1e-6, True)
         heads = ops.linear(h, self.qkv).view(count, 10, 16)
         q, k, v = heads.split_with_sizes((6, 2, 2), 1)
-        pages = self.k, self.v, self.pages
+        pages = ops.KvPages(KvFormat.BF16, self.k, self.v), self.pages
         q = ops.qk_prepare(q, k, v, self.positions, self.rope, None, None, 1e-6, *pages, self.positions)
         a = ops.paged_attention(q, *pages, self.positions, 0.25).view(count, 96)
         x = ops.linear(ops.sigmoid_mul(a, h), self.out, residual=x)

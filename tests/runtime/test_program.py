@@ -233,7 +233,7 @@ def test_a_plan_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_plan_counts_what_is_allocated() -> None:
     program = Program(ToyModel(), max_context=1000, prefill_chunk=256)
     run = program._executor
-    tensors = [*run._cache.k, *run._cache.v, *run._cache.conv, *run._cache.recurrent]
+    tensors = [*(x for p in run._cache.kv for x in (p.k, p.v)), *run._cache.conv, *run._cache.recurrent]
     tensors += [*run._hidden, run._counts, run._page_table, run._staging]
     assert program.plan.total_bytes == sum(tensor.nbytes for tensor in tensors)
     assert "1,000 tokens" in str(program.plan)

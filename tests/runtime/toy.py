@@ -58,7 +58,7 @@ class ToyModel:
         tokens, positions = batch.tokens.tolist(), batch.positions.tolist()
         self.widths.append(len(tokens))
         pages = batch.page_table[0].tolist()
-        keys = cache.k[0].view(-1)
+        keys = cache.kv[0].k.view(-1)
         source, target = int(batch.source_slots), int(batch.target_slots)
         state = int(cache.recurrent[0][source]) if self.recurrent else 0
         hidden = torch.zeros(len(tokens), PUBLIC)

@@ -40,9 +40,9 @@ class Llama:
     def forward(self, batch: Batch, cache: Cache) -> torch.Tensor:
         eps = self.config.rms_norm_eps
         x = ops.embedding(batch.tokens, self.parameters.token_embedding, self.dtype)
-        for layer, k_pages, v_pages in zip(self.parameters.layers, cache.k, cache.v, strict=True):
+        for layer, pages in zip(self.parameters.layers, cache.kv, strict=True):
             h = ops.rms_norm(x, layer.input_norm, eps, unit_offset=False)
-            x = self._attention(layer, h, x, batch, k_pages, v_pages)
+            x = self._attention(layer, h, x, batch, pages)
             h = ops.rms_norm(x, layer.post_attention_norm, eps, unit_offset=False)
             x = ops.linear(ops.linear_swiglu(h, layer.gate_up), layer.down, residual=x)
         return ops.rms_norm(x, self.parameters.final_norm, eps, unit_offset=False)
@@ -56,8 +56,7 @@ class Llama:
         h: torch.Tensor,
         x: torch.Tensor,
         batch: Batch,
-        k_pages: torch.Tensor,
-        v_pages: torch.Tensor,
+        pages: ops.KvPages,
     ) -> torch.Tensor:
         """x + W_o attention(W_q h, W_k h, W_v h); keys and values join the cache first."""
         c = self.config
@@ -66,7 +65,7 @@ class Llama:
         q, k, v = heads.split_with_sizes((c.heads, c.kv_heads, c.kv_heads), 1)
         q = ops.qk_prepare(
             q, k, v, batch.positions, c.rope, None, None, c.rms_norm_eps,
-            k_pages, v_pages, batch.page_table, batch.positions,
+            pages, batch.page_table, batch.positions,
         )  # fmt: skip
-        a = ops.paged_attention(q, k_pages, v_pages, batch.page_table, batch.positions, self.scale)
+        a = ops.paged_attention(q, pages, batch.page_table, batch.positions, self.scale)
         return ops.linear(a.view(columns, -1), layer.output, residual=x)

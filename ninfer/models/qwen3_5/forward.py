@@ -56,14 +56,11 @@ class Qwen35:
     def forward(self, batch: Batch, cache: Cache) -> torch.Tensor:
         eps = self.config.rms_norm_eps
         x = ops.embedding(batch.tokens, self.parameters.token_embedding, self.dtype)
-        attention_cache, delta_net_cache = (
-            zip(cache.k, cache.v, strict=True),
-            zip(cache.conv, cache.recurrent, strict=True),
-        )
+        attention_cache, delta_net_cache = iter(cache.kv), zip(cache.conv, cache.recurrent, strict=True)
         for layer in self.parameters.layers:
             h = ops.rms_norm(x, layer.input_norm, eps, unit_offset=True)
             if isinstance(layer.mixer, Attention):
-                x = self._attention(layer.mixer, h, x, batch, *next(attention_cache))
+                x = self._attention(layer.mixer, h, x, batch, next(attention_cache))
             else:
                 x = self._delta_net(layer.mixer, h, x, batch, *next(delta_net_cache))
             h = ops.rms_norm(x, layer.post_attention_norm, eps, unit_offset=True)
@@ -79,8 +76,7 @@ class Qwen35:
         h: torch.Tensor,
         x: torch.Tensor,
         batch: Batch,
-        k_pages: torch.Tensor,
-        v_pages: torch.Tensor,
+        pages: ops.KvPages,
     ) -> torch.Tensor:
         """x + W_o (attention(q, k, v) * sigmoid(gate)); keys and values join the cache first."""
         c = layer.config
@@ -93,9 +89,9 @@ class Qwen35:
             k.view(columns, c.kv_heads, c.head_dim),
             v.view(columns, c.kv_heads, c.head_dim),
             batch.positions, c.rope, layer.query_norm, layer.key_norm, self.config.rms_norm_eps,
-            k_pages, v_pages, batch.page_table, batch.positions,
+            pages, batch.page_table, batch.positions,
         )  # fmt: skip
-        a = ops.paged_attention(q, k_pages, v_pages, batch.page_table, batch.positions, c.head_dim**-0.5)
+        a = ops.paged_attention(q, pages, batch.page_table, batch.positions, c.head_dim**-0.5)
         a = ops.sigmoid_mul(a.view(columns, queries), gate)
         return ops.linear(a, layer.output, residual=x)
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from ninfer.errors import OptionError
+from ninfer.ops.attention import KvPages
 from ninfer.ops.cpu.access import kind_of, load_some, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
 from ninfer.ops.cpu.functions import exp
@@ -288,12 +289,12 @@ _attention = Kernel(attention_kernel)
 
 def paged_attention(
     q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
+    pages: KvPages,
     page_table: torch.Tensor,
     cache_positions: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
+    k_pages, v_pages = pages.k, pages.v
     columns, q_heads, width = q.shape
     requests = page_table.shape[0]
     k_heads = k_pages.shape[2]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ninfer.errors import OptionError
+from ninfer.ops.attention import KvPages
 from ninfer.ops.cpu.access import kind_of, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
 from ninfer.ops.cpu.functions import angle_quadrant, angle_rest, choose
@@ -150,11 +151,11 @@ def qk_prepare(
     q_norm: torch.Tensor | None,
     k_norm: torch.Tensor | None,
     eps: float,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
+    pages: KvPages,
     page_table: torch.Tensor,
     cache_positions: torch.Tensor,
 ) -> torch.Tensor:
+    k_pages, v_pages = pages.k, pages.v
     columns, q_heads, width = q.shape
     k_heads = k.shape[1]
     _check(q, k, v, rope, k_pages, v_pages, positions, page_table, cache_positions)
