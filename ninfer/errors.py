@@ -34,8 +34,28 @@ class CapacityError(NInferError):
     """A request or a plan does not fit the configured memory or context."""
 
 
+class ContextLengthError(CapacityError):
+    """A prompt is longer than the context."""
+
+
+class ThinkingBudgetError(CapacityError):
+    """A thinking budget leaves no room for its closing text and an answer."""
+
+
 class EngineError(NInferError):
-    """An engine is used in a way it can't serve: after it was closed, or for two answers at once."""
+    """An engine is used in a way it can't serve."""
+
+
+class UnavailableError(EngineError):
+    """The engine was closed or has failed; no request can be served any more."""
+
+
+class OverloadedError(EngineError):
+    """The queue of waiting requests is full; the request may be sent again later."""
+
+
+class QueueTimeoutError(EngineError):
+    """A request waited longer for its turn than it was allowed to."""
 
 
 class FrontendError(NInferError):

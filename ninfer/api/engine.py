@@ -1,6 +1,6 @@
 """A loaded model with its frontend: messages in, events out."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, Self
 from ninfer.api.options import EngineOptions, GenerationOptions
 from ninfer.artifact import Artifact, TensorObject
 from ninfer.convert import ensure_artifact
-from ninfer.engine import Event, Output, OutputSession, Request, run
-from ninfer.errors import EngineError, ModelError, OptionError
+from ninfer.engine import Event, Handle, Health, Marks, Output, Request, RuntimeStatistics
+from ninfer.errors import ModelError, OptionError
 from ninfer.events import Channel
+from ninfer.formats import KvFormat
 from ninfer.frontend import Frontend, Prompt
 
 if TYPE_CHECKING:
-    from ninfer.runtime import Program, SamplingParams
+    from ninfer.engine import Core
+    from ninfer.ops import SamplingParams
 
 _DEFAULT_CONTEXT = 2048
 _TEXT_ROLES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -38,54 +40,59 @@ class EngineDescription:
     kv_bytes: int
     weight_bytes: int
     load_seconds: float
+    memory: str
+    """The plan of all memory, as a table."""
 
 
 class Generation:
-    """One answer under way: iterate for its events, which come once, or call `text()`.
+    """One answer under way. Iterate for its events, in a thread (`for`) or a task (`async for`); they come
+    once. Or call `text()`.
 
     `prompt`, `sampling` and `render_seconds` say what was resolved. `cancel()` may be called from any thread
-    or a signal handler; the answer ends at the next boundary with its text so far.
+    or a signal handler; the answer ends at the next boundary with its text so far. An answer that is dropped
+    or closed unread is cancelled.
     """
 
     def __init__(
-        self,
-        prompt: Prompt,
-        sampling: "SamplingParams",
-        render_seconds: float,
-        start: Callable[[Callable[[], bool]], Iterator[Event]],
+        self, handle: Handle, prompt: Prompt, sampling: "SamplingParams", render_seconds: float
     ) -> None:
         self.prompt = prompt
         self.sampling = sampling
         self.render_seconds = render_seconds
-        self._cancelled = False
-        self._events = start(lambda: self._cancelled)
+        self._handle = handle
 
     def cancel(self) -> None:
         """Ask the answer to end."""
-        self._cancelled = True
+        self._handle.cancel()
+
+    def close(self) -> None:
+        """Read no further; cancels the answer if it hasn't ended."""
+        self._handle.close()
 
     def text(self) -> str:
-        """Run to the end; the content, without the reasoning."""
-        return "".join(e.text for e in self if isinstance(e, Output) and e.channel is Channel.CONTENT)
+        """Wait for the end; the content, without the reasoning."""
+        return "".join(e.text for e in self if isinstance(e, Output) and e.channel is not Channel.REASONING)
 
     def __iter__(self) -> Iterator[Event]:
-        return self._events
+        return iter(self._handle)
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return aiter(self._handle)
 
 
 class Engine:
-    """One model, one answer at a time, on the CPU. Use as a context manager, or call `close`.
+    """One model on the CPU, answering up to `max_concurrency` requests at a time; the others wait in order.
 
-    A new request continues from what it shares with the previous one, so a conversation computes only its
-    new part. Safe to use from several threads: they wait for each other, one event at a time.
+    Use as a context manager, or call `close`. A request continues from what it shares with earlier ones, so a
+    conversation computes only its new part. All methods may be called from any thread.
     """
 
     def __init__(
-        self, artifact: Artifact, frontend: Frontend, program: "Program", description: EngineDescription
+        self, artifact: Artifact, frontend: Frontend, core: "Core", description: EngineDescription
     ) -> None:
         """Use `load`."""
         self._artifact = artifact
-        self._program: Program | None = program
-        self._running: Iterator[Event] | None = None
+        self._core = core
         self._lock = Lock()
         self.frontend = frontend
         self.description = description
@@ -120,8 +127,9 @@ class Engine:
             import torch
 
             from ninfer import models
+            from ninfer.engine import Core, Policy
             from ninfer.ops.cpu import machine_threads
-            from ninfer.runtime import Program
+            from ninfer.runtime import Limits, Program, plan_model
 
             frontend = pending.result()
         threads = options.threads or machine_threads()
@@ -130,23 +138,42 @@ class Engine:
         context = options.max_context
         if context is None:
             context = min(_DEFAULT_CONTEXT, model.max_position_embeddings)
-        program = Program(model, context, options.prefill_chunk)
-        plan = program.plan
+        headroom = None if options.headroom_mib is None else options.headroom_mib << 20
+        weights = sum(item.bytes for item in artifact.objects.values() if isinstance(item, TensorObject))
+        plan = plan_model(
+            model,
+            Limits(
+                max_context=context,
+                prefill_chunk=options.prefill_chunk,
+                max_concurrency=options.max_concurrency,
+                kv_capacity=options.kv_capacity,
+                state_slots=options.state_slots,
+                headroom=headroom,
+            ),
+            kv_format=KvFormat(options.kv_dtype),
+            weight_bytes=weights,
+        )
+        policy = Policy(
+            max_pending=options.max_pending,
+            pending_timeout=options.pending_timeout,
+            reuse=options.prefix_reuse,
+            turn_anchors=options.turn_anchors,
+        )
+        core = Core(Program(model, plan).run, plan, public_tokens=model.public_tokens, policy=policy)
         description = EngineDescription(
             name=str(artifact.metadata.get("name") or Path(artifact.path).stem),
             architecture=frontend.architecture,
             device="cpu",
             threads=threads,
             max_context=plan.max_context,
-            kv_dtype="bf16",
+            kv_dtype=options.kv_dtype,
             kv_tokens=plan.pages * 64,
-            kv_bytes=plan.pages * plan.page_bytes,
-            weight_bytes=sum(
-                item.bytes for item in artifact.objects.values() if isinstance(item, TensorObject)
-            ),
+            kv_bytes=plan.kv_bytes,
+            weight_bytes=weights,
             load_seconds=perf_counter() - begin,
+            memory=str(plan),
         )
-        return cls(artifact, frontend, program, description)
+        return cls(artifact, frontend, core, description)
 
     def chat(
         self,
@@ -157,8 +184,7 @@ class Engine:
     ) -> Generation:
         """Answer a conversation (`role`, `content` and the other members of the messages file).
 
-        Errors of messages and options are raised here, those of capacity at the first event. Only one answer
-        is under way at a time: the first event of another ends this one, which then raises EngineError.
+        Raises what `generate` raises, and `FrontendError` for messages or options that break a rule.
         """
         options = options or GenerationOptions()
         begin = perf_counter()
@@ -167,6 +193,21 @@ class Engine:
         )
         if not prompt.tokens:
             raise OptionError("the rendered prompt is empty; give a message with text")
+        return self._submit(prompt, options, begin)
+
+    def generate(self, prompt: Prompt | Sequence[int], options: GenerationOptions | None = None) -> Generation:
+        """Continue a rendered prompt (`frontend.render`) or plain token ids.
+
+        The request is queued at once. Raises `ContextLengthError` for a prompt that is too long,
+        `ThinkingBudgetError`, `OptionError`, `OverloadedError` when too many requests wait, and
+        `UnavailableError` once the engine is closed or has failed; the events may end with
+        `QueueTimeoutError` or `UnavailableError`.
+        """
+        if not isinstance(prompt, Prompt):
+            prompt = Prompt(list(prompt), "", starts_in_thinking=False)
+        return self._submit(prompt, options or GenerationOptions(), perf_counter())
+
+    def _submit(self, prompt: Prompt, options: GenerationOptions, begin: float) -> Generation:
         sampling = options.sampling(self.frontend.preset(thinking=prompt.starts_in_thinking))
         session = self.frontend.session(
             prompt,
@@ -181,35 +222,24 @@ class Engine:
             sampling=sampling,
             max_output=options.max_new,
             thinking_budget=options.thinking_budget if prompt.starts_in_thinking else None,
+            marks=Marks(prompt.boundaries, prompt.preamble, prompt.opener),
+            reuse=options.prefix_reuse,
         )
-        return Generation(
-            prompt,
-            sampling,
-            perf_counter() - begin,
-            lambda cancelled: self._run(request, session, cancelled),
-        )
+        seconds = perf_counter() - begin
+        return Generation(self._core.submit(request, session), prompt, sampling, seconds)
 
-    def _run(
-        self, request: Request, session: OutputSession, cancelled: Callable[[], bool]
-    ) -> Iterator[Event]:
-        """The events of a request; the lock is held while one is made."""
-        with self._lock:
-            if self._program is None:
-                raise EngineError("the engine is closed; load the model again")
-            events = self._running = run(self._program, request, session, cancelled)
-        while True:
-            with self._lock:
-                if self._running is not events:
-                    raise EngineError("this answer ended early: another one was begun, or the engine closed")
-                event = next(events, None)
-            if event is None:
-                return
-            yield event
+    def statistics(self) -> RuntimeStatistics:
+        """What the engine has done since its start, and how things stand."""
+        return self._core.statistics()
+
+    def health(self) -> Health:
+        """Can requests be served, and if not, why?"""
+        return self._core.health()
 
     def close(self) -> None:
-        """End the answer under way and release the model's memory. May be called more than once."""
+        """End all answers and release the model's memory. May be called more than once."""
         with self._lock:
-            self._running = self._program = None
+            self._core.stop()
             self._artifact.close()
 
     def __enter__(self) -> Self:

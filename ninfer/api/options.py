@@ -3,9 +3,10 @@
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ninfer.errors import OptionError
+from ninfer.formats import KvFormat
 
 if TYPE_CHECKING:
     from ninfer.frontend import SamplingPreset
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 _U32 = 2**32 - 1
 _MAX_THREADS = 1024
+_MAX_SLOTS = 4096
 
 
 @dataclass(frozen=True)
@@ -21,13 +23,31 @@ class EngineOptions:
     """Fixed while the engine lives.
 
     `max_context` tokens of one sequence (default 2048, or the model's positions if those are fewer);
-    `prefill_chunk` prompt tokens per unit of work, a multiple of 128; `chat_template` Jinja source used
-    instead of the artifact's; `threads` of PyTorch and the CPU backend in the whole process (None: from the
-    machine); `cache_dir` for converted checkpoints (None: `$NINFER_CACHE` or the platform's user cache).
+    `prefill_chunk` prompt tokens per unit of work, a multiple of 128; `max_concurrency` requests at a time;
+    `kv_capacity` tokens of KV cache that they and the prefix cache share (None: `max_context`; "auto": what
+    memory allows, less `headroom_mib`); `kv_dtype` its format; `state_slots` snapshots of recurrent states
+    that the prefix cache may keep (None: concurrency + 4).
+
+    `prefix_reuse` lets requests begin with what earlier ones computed; `turn_anchors` message boundaries
+    before the last message are kept exactly, so that an edited message costs little. `max_pending` further
+    requests may wait, each `pending_timeout` seconds at most (None: for ever).
+
+    `chat_template` Jinja source used instead of the artifact's; `threads` of PyTorch and the CPU backend in
+    the whole process (None: from the machine); `cache_dir` for converted checkpoints (None: `$NINFER_CACHE`
+    or the platform's user cache).
     """
 
     max_context: int | None = None
     prefill_chunk: int = 1024
+    max_concurrency: int = 1
+    kv_capacity: int | Literal["auto"] | None = None
+    headroom_mib: int | None = None
+    kv_dtype: str = "bf16"
+    state_slots: int | None = None
+    prefix_reuse: bool = True
+    turn_anchors: int = 1
+    max_pending: int = 16
+    pending_timeout: float | None = 30.0
     chat_template: str | None = None
     threads: int | None = None
     cache_dir: Path | None = None
@@ -35,6 +55,19 @@ class EngineOptions:
     def __post_init__(self) -> None:
         _check(self, "max_context", Integral, 1, _U32)
         _check(self, "prefill_chunk", Integral, 1, _U32)
+        _check(self, "max_concurrency", Integral, 1, 8)
+        if self.kv_capacity != "auto":
+            _check(self, "kv_capacity", Integral, 1, _U32)
+            if self.headroom_mib is not None:
+                raise OptionError('headroom_mib needs kv_capacity "auto"')
+        _check(self, "headroom_mib", Integral, 0, _U32)
+        if self.kv_dtype not in [str(name) for name in KvFormat]:
+            raise OptionError(f"kv_dtype must be one of {', '.join(KvFormat)}, not {self.kv_dtype!r:.80}")
+        _check(self, "state_slots", Integral, 0, _MAX_SLOTS)
+        _check(self, "turn_anchors", Integral, 0, _MAX_SLOTS)
+        _check(self, "max_pending", Integral, 0, _U32)
+        if self.pending_timeout is not None:
+            _check(self, "pending_timeout", Real, 0, _U32)
         _check(self, "threads", Integral, 1, _MAX_THREADS)
 
 
@@ -43,7 +76,8 @@ class GenerationOptions:
     """Chosen for each answer. Sampling fields left at None take the model's preset for the prompt's mode.
 
     `max_new` output tokens at most (None: to the end of the context); `thinking_budget` tokens inside the
-    thinking block before it is closed; `raw` publishes special tokens and doesn't split channels.
+    thinking block before it is closed; `raw` publishes special tokens and doesn't split channels;
+    `prefix_reuse` off neither uses nor feeds the prefix cache.
     """
 
     max_new: int | None = None
@@ -61,9 +95,10 @@ class GenerationOptions:
     reasoning_stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     raw: bool = False
+    prefix_reuse: bool = True
 
     def __post_init__(self) -> None:
-        _check(self, "max_new", Integral, 1, _U32)
+        _check(self, "max_new", Integral, 0, _U32)
         _check(self, "thinking_budget", Integral, 1, _U32)
         _check(self, "temperature", Real, 0, 2)
         _check(self, "top_p", Real, 0, 1)

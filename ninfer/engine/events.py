@@ -46,7 +46,9 @@ class Statistics:
 
     `generated_tokens` counts every committed output token (stop and forced tokens too). The first token
     belongs to `prefill_seconds`; `decode_seconds` covers the others. Both are times of the model's work: what
-    the consumer of the events takes is not in them.
+    the consumer of the events takes is not in them. `queue_seconds` passed before the request had its memory,
+    `first_token_seconds` and `total_seconds` count from its submission; `rounds` are the decode steps that it
+    took part in.
     """
 
     finish_reason: FinishReason
@@ -58,6 +60,10 @@ class Statistics:
     decode_seconds: float
     token_ids: tuple[int, ...] = field(repr=False)
     thinking: ThinkingReport | None = None
+    queue_seconds: float = 0.0
+    first_token_seconds: float | None = None
+    total_seconds: float = 0.0
+    rounds: int = 0
 
     @property
     def prefill_rate(self) -> float | None:

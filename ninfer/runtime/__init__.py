@@ -1,8 +1,27 @@
-"""Runtime: the memory of a sequence and the units of work on it; token ids in, token ids out."""
+"""Runtime: memory and the units of work on it; records of numbers in, records of numbers out.
 
-from ninfer.ops import SamplingParams
-from ninfer.runtime.plan import DEFAULT_CHUNK, Plan
-from ninfer.runtime.program import Program
-from ninfer.runtime.records import Admission, Decoded, Prefilled
+What needs PyTorch is imported on first use.
+"""
 
-__all__ = ["DEFAULT_CHUNK", "Admission", "Decoded", "Plan", "Prefilled", "Program", "SamplingParams"]
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ninfer.runtime.plan import DEFAULT_CHUNK, Limits, Plan
+    from ninfer.runtime.program import Program, plan_model
+
+__all__ = ["DEFAULT_CHUNK", "Limits", "Plan", "Program", "plan_model"]
+
+_LAZY = {
+    "DEFAULT_CHUNK": "plan",
+    "Limits": "plan",
+    "Plan": "plan",
+    "Program": "program",
+    "plan_model": "program",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(import_module(f"ninfer.runtime.{_LAZY[name]}"), name)
+    raise AttributeError(f"module 'ninfer.runtime' has no attribute {name!r}")

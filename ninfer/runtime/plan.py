@@ -3,80 +3,187 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ninfer.errors import CapacityError, OptionError
 from ninfer.models import KvLayout, StateLayout
 from ninfer.ops import PAGE
+from ninfer.runtime.records import Shape
 
 CHUNK_STEP = 128
 DEFAULT_CHUNK = 1024
-SLOTS = 2
-"""State slots of one sequence: a unit of work reads one and writes the other, so it can be interrupted."""
+MAX_CONCURRENCY = 8
+SPAN = 64
+"""Longest forced span: the text that closes a thinking block."""
+HEADROOM = 1 << 30
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the user may choose about memory.
+
+    `max_context` and `kv_capacity` in tokens (capacity None: one full context; "auto": what memory allows),
+    `state_slots` snapshots of the prefix cache (None: concurrency + 4), `headroom` bytes that "auto" leaves.
+    """
+
+    max_context: int
+    prefill_chunk: int = DEFAULT_CHUNK
+    max_concurrency: int = 1
+    kv_capacity: int | Literal["auto"] | None = None
+    state_slots: int | None = None
+    headroom: int | None = None
+    width: int = 1
 
 
 @dataclass(frozen=True)
 class Plan:
     """Sizes of a Program's fixed memory; `str(plan)` is the table shown at start.
 
-    `max_context` and `prefill_chunk` in tokens, `pages` of 64 tokens, all other figures in bytes.
+    Lanes work in `pages` of 64 tokens; `copies` further pages take copies of partly filled ones. `slots` are
+    two a lane (a unit of work reads one and writes the other) and `snapshots` of the prefix cache.
+    `record_bytes`: what verification keeps until it is committed. Bytes otherwise.
     """
 
+    shape: Shape
     max_context: int
-    prefill_chunk: int
+    kv: KvLayout
     pages: int
-    page_bytes: int
+    copies: int
     slots: int
+    snapshots: int
     slot_bytes: int
+    record_bytes: int
     buffer_bytes: int
+    workspace_bytes: int
+    weight_bytes: int
+
+    @property
+    def prefill_chunk(self) -> int:
+        return self.shape.chunk
+
+    @property
+    def concurrency(self) -> int:
+        return self.shape.rows
+
+    @property
+    def kv_bytes(self) -> int:
+        return (self.pages + self.copies) * self.kv.page_bytes
 
     @property
     def total_bytes(self) -> int:
-        return self.pages * self.page_bytes + self.slots * self.slot_bytes + self.buffer_bytes
+        """All but the weights."""
+        return (
+            self.kv_bytes
+            + self.slots * self.slot_bytes
+            + self.record_bytes
+            + self.buffer_bytes
+            + self.workspace_bytes
+        )
 
     def __str__(self) -> str:
-        rows = [("KV pages", self.pages, self.page_bytes)] if self.page_bytes else []
-        rows += [("state slots", self.slots, self.slot_bytes)] if self.slot_bytes else []
-        lines = [f"context {self.max_context:,} tokens, prefill chunks of {self.prefill_chunk:,}"]
-        lines += [f"{name:<12}{count:>6} x {_mib(size)} = {_mib(count * size)}" for name, count, size in rows]
-        lines += [f"{'buffers':<35}{_mib(self.buffer_bytes)}", f"{'total':<35}{_mib(self.total_bytes)}"]
-        return "\n".join(lines)
+        rows = [("weights", "", self.weight_bytes)]
+        if self.kv.page_bytes:
+            detail = f"{self.pages} + {self.copies} pages of {_mib(self.kv.page_bytes).strip()}"
+            rows.append((f"KV {self.kv.format}", detail, self.kv_bytes))
+        if self.slot_bytes:
+            detail = f"{self.slots - self.snapshots} + {self.snapshots} of {_mib(self.slot_bytes).strip()}"
+            rows.append(("state slots", detail, self.slots * self.slot_bytes))
+        if self.record_bytes:
+            rows.append(("round records", "", self.record_bytes))
+        rows += [("buffers", "", self.buffer_bytes), ("workspace", "", self.workspace_bytes)]
+        rows.append(("total", "", self.weight_bytes + self.total_bytes))
+        head = (
+            f"{self.concurrency} request{'s' * (self.concurrency > 1)} of {self.max_context:,} tokens at "
+            f"most, {self.pages * PAGE:,} in all, prefill chunks of {self.prefill_chunk:,}"
+        )
+        return "\n".join([head, *(f"{name:<15}{detail:<32}{_mib(size)}" for name, detail, size in rows)])
 
 
 def make_plan(
     kv: KvLayout,
     state: StateLayout,
+    limits: Limits,
     *,
-    max_context: int,
-    prefill_chunk: int,
     context_limit: int,
     public_tokens: int,
-    hidden_size: int,
+    workspace_bytes: int,
+    weight_bytes: int,
     available_bytes: int | None,
 ) -> Plan:
     """Size everything, or say in a sentence what cannot be.
 
-    `context_limit` is what the checkpoint was made for; `available_bytes` is None where nobody knows.
+    `context_limit` is what the checkpoint was made for; `available_bytes` (after the weights) is None where
+    nobody knows.
     """
-    if max_context < 1:
-        raise OptionError(f"--max-context must be at least 1, not {max_context}")
-    if max_context > context_limit:
+    context, rows = limits.max_context, limits.max_concurrency
+    if context < 1:
+        raise OptionError(f"--max-context must be at least 1, not {context}")
+    if context > context_limit:
         raise CapacityError(
-            f"--max-context {max_context} is more than the {context_limit} positions that the model knows"
+            f"--max-context {context} is more than the {context_limit} positions that the model knows"
         )
-    if prefill_chunk < CHUNK_STEP or prefill_chunk % CHUNK_STEP:
-        raise OptionError(f"--prefill-chunk must be a positive multiple of {CHUNK_STEP}, not {prefill_chunk}")
-    chunk = min(prefill_chunk, max_context)
-    pages = -(-max_context // PAGE)
-    columns = 2 * 4 * chunk
-    row = 4 * (pages + public_tokens) + 2 * kv.dtype.itemsize * hidden_size
-    plan = Plan(max_context, chunk, pages, kv.page_bytes, SLOTS, state.slot_bytes, columns + row)
-    if available_bytes is not None and plan.total_bytes > available_bytes:
+    if limits.prefill_chunk < CHUNK_STEP or limits.prefill_chunk % CHUNK_STEP:
+        raise OptionError(
+            f"--prefill-chunk must be a positive multiple of {CHUNK_STEP}, not {limits.prefill_chunk}"
+        )
+    if not 1 <= rows <= MAX_CONCURRENCY:
+        raise OptionError(f"--max-concurrency must be between 1 and {MAX_CONCURRENCY}, not {rows}")
+    snapshots = rows + 4 if limits.state_slots is None else limits.state_slots
+    if snapshots < 0:
+        raise OptionError(f"--device-state-slots must not be negative, not {snapshots}")
+    snapshots = snapshots if state.layers else 0
+    shape = Shape(rows, limits.width, min(limits.prefill_chunk, context), SPAN, -(-context // PAGE))
+    records = state.record_bytes(shape.draws) if limits.width > 1 else 0
+    buffers = 2 * (8 * shape.columns + 4 * rows * shape.pages) + 4 * rows * public_tokens + 128 * shape.draws
+
+    def plan(pages: int) -> Plan:
+        return Plan(
+            shape=shape,
+            max_context=context,
+            kv=kv,
+            pages=pages,
+            copies=rows if kv.layers else 0,
+            slots=2 * rows + snapshots if state.layers else 0,
+            snapshots=snapshots,
+            slot_bytes=state.slot_bytes,
+            record_bytes=records,
+            buffer_bytes=buffers,
+            workspace_bytes=workspace_bytes,
+            weight_bytes=weight_bytes,
+        )
+
+    least = plan(max(shape.pages, rows))
+    chosen = least
+    if limits.kv_capacity == "auto":
+        if available_bytes is None:
+            raise OptionError("--kv-capacity auto needs to know the free memory; give a number of tokens")
+        headroom = HEADROOM if limits.headroom is None else limits.headroom
+        spare = available_bytes - headroom - least.total_bytes
+        if spare < 0:
+            raise CapacityError(
+                f"--kv-capacity auto needs {_mib(least.total_bytes).strip()} and "
+                f"{_mib(headroom).strip()} of headroom, but only {_mib(available_bytes).strip()} are free "
+                f"after the weights; lower --max-context, --max-concurrency or --device-state-slots"
+            )
+        if kv.page_bytes:
+            chosen = plan(least.pages + spare // kv.page_bytes)
+    elif limits.kv_capacity is not None:
+        if limits.kv_capacity < context:
+            raise OptionError(
+                f"--kv-capacity must be at least --max-context: {limits.kv_capacity} is less than {context}"
+            )
+        chosen = plan(max(least.pages, -(-limits.kv_capacity // PAGE)))
+    if available_bytes is not None and chosen.total_bytes > available_bytes:
+        remedy = "--max-context, --max-concurrency or --device-state-slots"
+        if chosen.pages > least.pages:
+            remedy = f"--kv-capacity (at least {context}), {remedy}"
         raise CapacityError(
-            f"a context of {max_context} tokens needs {_mib(plan.total_bytes).strip()}, but only "
-            f"{_mib(available_bytes).strip()} are free; lower --max-context"
+            f"{_mib(chosen.total_bytes).strip()} are needed beside the weights (KV "
+            f"{_mib(chosen.kv_bytes).strip()}, states {_mib(chosen.slots * chosen.slot_bytes).strip()}), but "
+            f"only {_mib(available_bytes).strip()} are free; lower {remedy}"
         )
-    return plan
+    return chosen
 
 
 def _mib(size: int) -> str:
-    return f"{size / 2**20:>9,.2f} MiB"
+    return f"{size / 2**20:>10,.2f} MiB"

@@ -1,183 +1,189 @@
-"""One sequence on one device: prompt in, tokens out, state kept for the next prompt."""
+"""The memory and the model of one device: a record in, a unit of work done, a record out.
+
+It knows rows, pages and slots, and nothing of requests. All its memory is taken at construction and all that
+changes between units stands in buffers at fixed addresses, so that a round is recorded once per number of
+rows and then replayed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
 
 import numpy as np
+import torch
 
-from ninfer.errors import CapacityError, OptionError
-from ninfer.models import Model
-from ninfer.ops import Purpose, SamplingParams
-from ninfer.runtime.executor import Executor
-from ninfer.runtime.memory import available_bytes
-from ninfer.runtime.plan import DEFAULT_CHUNK, Plan, make_plan
-from ninfer.runtime.records import Admission, Decoded, Draw, Ingress, Prefilled, penalized
-from ninfer.runtime.reuse import output_limit, reusable_tokens
+from ninfer import ops
+from ninfer.formats import KvFormat
+from ninfer.models import Batch, Cache, Model
+from ninfer.runtime.memory import allocate, allocate_records, available_bytes, zeros
+from ninfer.runtime.plan import Limits, Plan, make_plan
+from ninfer.runtime.records import Unit, egress, ingress
 
-_SCORE_TILE = 256
+
+def plan_model(
+    model: Model, limits: Limits, *, kv_format: KvFormat = KvFormat.BF16, weight_bytes: int = 0
+) -> Plan:
+    """The memory that serving `model` takes. Raises `CapacityError` or `OptionError`.
+
+    Weights count as memory still to be taken where they are mapped from a file (on the CPU).
+    """
+    available = available_bytes(model.device)
+    if available is not None and model.device.type == "cpu":
+        available = max(available - weight_bytes, 0)
+    columns = max(min(limits.prefill_chunk, limits.max_context), limits.max_concurrency * limits.width)
+    return make_plan(
+        replace(model.kv_layout(), format=kv_format),
+        model.state_layout(),
+        limits,
+        context_limit=model.max_position_embeddings,
+        public_tokens=model.public_tokens,
+        workspace_bytes=model.workspace_bytes(columns),
+        weight_bytes=weight_bytes,
+        available_bytes=available,
+    )
 
 
 class Program:
-    """Runs one sequence at a time. Owns its memory from start to end and the record of what is in it.
+    """Carries out units of work (`records.Unit`) on `model`; owns KV pages, state slots and counts.
 
-    A request: `start`, `prefill` until it returns a token, then `commit` and `decode` in turn. Tokens that
-    `prefill` or `decode` return are provisional: `commit(1)` takes them into the sequence, `commit(0)` drops
-    them. Each unit of work is atomic: if it is interrupted, the sequence stands where it stood before.
-
-    `plan` says what memory was taken.
+    Pages and slots belong to whoever writes the records: nothing is checked or cleared here. A unit reads
+    source slots and committed positions and writes target slots and positions behind them, so that a unit
+    whose results are dropped has changed nothing that counts.
     """
 
-    def __init__(self, model: Model, max_context: int, prefill_chunk: int = DEFAULT_CHUNK) -> None:
-        self.plan: Plan = make_plan(
-            model.kv_layout(),
-            model.state_layout(),
-            max_context=max_context,
-            prefill_chunk=prefill_chunk,
-            context_limit=model.max_position_embeddings,
-            public_tokens=model.public_tokens,
-            hidden_size=model.hidden_size,
-            available_bytes=available_bytes(model.device),
+    def __init__(self, model: Model, plan: Plan) -> None:
+        shape, device = plan.shape, model.device
+        self.plan = plan
+        self._model = model
+        self._cache: Cache = allocate(
+            plan.kv, model.state_layout(), pages=plan.pages + plan.copies, slots=plan.slots, device=device
         )
-        self._executor = Executor(model, self.plan)
-        self._public_tokens = model.public_tokens
-        self._recurrent = model.state_layout().layers > 0
-        self._ledger: list[int] = []
-        """Committed tokens; those from the frontier on wait to be fed: prompt, or the latest output."""
-        self._frontier = 0
-        self._produced: tuple[int, ...] = ()
-        self._slot = 0
-        self._prompt_tokens = 0
-        self._sampling = SamplingParams()
+        self._records = None
+        if shape.width > 1:
+            self._records = allocate_records(model.state_layout(), shape.draws, device)
+        self._counts = zeros((shape.rows, model.public_tokens), torch.int32, device)
+        self._ingress, self._egress = ingress(shape), egress(shape)
+        self._fields = {
+            name: torch.from_numpy(self._ingress[name][0])
+            for name in self._ingress.dtype.names or ()
+            if self._ingress[name].ndim > 1
+        }
+        """The record's arrays as tensors; on another device they would be its copy there."""
+        self._rounds: dict[tuple[int, int], ops.Recording[torch.Tensor]] = {}
+        self._device = device
 
-    @property
-    def frontier(self) -> int:
-        """Number of tokens whose KV and state are in memory."""
-        return self._frontier
+    def run(self, record: np.ndarray) -> np.ndarray:
+        """Do the unit that the record describes; the result is overwritten by the next call."""
+        np.copyto(self._ingress, record)
+        header = self._ingress[0]
+        unit, rows, columns = Unit(header["unit"]), int(header["rows"]), int(header["columns"])
+        begin = perf_counter()
+        with torch.inference_mode():
+            if unit is Unit.ROUND:
+                self._round(rows, columns)
+            elif unit is Unit.PREFILL:
+                self._prefill(columns)
+            elif unit is Unit.CONTROL:
+                self._control(rows, columns)
+            else:
+                self._fold(rows, columns)
+        self._egress["seconds"] = perf_counter() - begin
+        return self._egress
 
-    def reset(self) -> None:
-        """Forget the sequence: the next prompt starts anew."""
-        self._ledger, self._frontier, self._produced = [], 0, ()
-        self._executor.clear_state(self._slot)
+    def warm_up(self) -> None:
+        """Run every kind of round once on dead pages, so that code is loaded and recordings are made."""
+        record = ingress(self.plan.shape)
+        record["positions"] = -1
+        record["unit"], record["columns"] = Unit.ROUND, 1
+        record["source_slots"], record["target_slots"] = -1, 0
+        for rows in range(1, self.plan.shape.rows + 1):
+            record["rows"] = rows
+            for _ in range(2):
+                self.run(record)
 
-    def start(
-        self, prompt: Sequence[int], sampling: SamplingParams, max_output: int | None = None
-    ) -> Admission:
-        """Take in the prompt of the next request, keeping what its beginning shares with the last sequence.
+    def _prefill(self, columns: int) -> None:
+        header = self._ingress[0]
+        if header["copy_source"] >= 0:
+            ops.copy_page(self._cache.kv, int(header["copy_source"]), int(header["copy_target"]))
+        hidden = self._model.forward(self._batch(1, columns), self._cache)
+        if header["purpose"][0] >= 0:
+            ops.clear_counts(self._fields["count_rows"][:1], self._counts)
+            logits = self._model.logits(hidden[-1:])
+            self._egress["tokens"][0, :1] = ops.draw(logits, self._draws(1), self._counts).numpy()
+            self._egress["produced"][0, 0] = 1
 
-        Raises `CapacityError` for a prompt over the context, `OptionError` for an empty one, for an id
-        outside the public domain or for `max_output` below 1.
-        """
-        self._check_tokens(prompt)
-        if not prompt:
-            raise OptionError("the prompt is empty; at least one token is needed")
-        if max_output is not None and max_output < 1:
-            raise OptionError(f"the output limit must be at least 1 token, not {max_output}")
-        if len(prompt) > self.plan.max_context:
-            raise CapacityError(
-                f"the prompt has {len(prompt)} tokens but the context holds {self.plan.max_context}; "
-                f"shorten it or raise --max-context"
-            )
-        reused = reusable_tokens(self._ledger[: self._frontier], prompt, recurrent=self._recurrent)
-        if reused == 0:
-            self.reset()
-        self._ledger, self._frontier, self._produced = list(prompt), reused, ()
-        self._prompt_tokens = len(prompt)
-        self._sampling = sampling
-        if penalized(sampling):
-            self._executor.clear_counts()
-        limit, by_context = output_limit(
-            max_output, max_context=self.plan.max_context, prompt_tokens=len(prompt)
-        )
-        return Admission(len(prompt), reused, limit, by_context)
+    def _round(self, rows: int, columns: int) -> None:
+        step = self._rounds.get((rows, columns))
+        if step is None:
+            step = ops.Recording(partial(self._step, rows, columns), self._device)
+            self._rounds[rows, columns] = step
+        drawn = step().numpy()
+        count = rows * columns
+        self._egress["tokens"][0, :count] = drawn
+        produced = self._egress["produced"][0]
+        produced[:rows] = 1
+        if columns > 1:
+            # A draft stands if the column before it drew the same: with one certain proposal that is the
+            # exact rejection rule, and the draws are those of plain decoding.
+            drafts = self._ingress["tokens"][0, :count].reshape(rows, columns)[:, 1:]
+            live = self._ingress["positions"][0, :count].reshape(rows, columns)[:, 1:] >= 0
+            agree = (drawn.reshape(rows, columns)[:, :-1] == drafts) & live
+            produced[:rows] += np.logical_and.accumulate(agree, axis=1).sum(1, dtype=np.int32)
 
-    def prefill(self) -> Prefilled:
-        """Feed the next chunk of the prompt; after the last one, draw the first output token."""
-        if self._produced or len(self._ledger) != self._prompt_tokens:
-            raise ValueError("the prompt has been fed already")
-        self._feed(self.plan.prefill_chunk, Draw(self._sampling, self._prompt_tokens, Purpose.PREFILL))
-        return Prefilled(self._frontier, self._prompt_tokens, self._produced)
+    def _step(self, rows: int, columns: int) -> torch.Tensor:
+        """Forward pass, scores and draws of a round: int32 `[rows * columns]`."""
+        count = rows * columns
+        batch = self._batch(rows, columns)
+        hidden = self._model.forward(batch, self._cache, self._records if columns > 1 else None)
+        logits = self._model.logits(hidden)
+        ops.count_tokens(batch.tokens, self._fields["count_rows"][:count], self._counts)
+        return ops.draw(logits, self._draws(count), self._counts)
 
-    def decode(self) -> Decoded:
-        """Feed the committed tokens that wait (one, or more after `force`) and draw the next.
+    def _control(self, rows: int, columns: int) -> None:
+        for row in range(rows):
+            batch = self._batch(1, columns, row)
+            self._model.forward(batch, self._cache)
+            count_rows = self._fields["count_rows"][row : row + 1]
+            for column in range(columns):
+                ops.count_tokens(batch.tokens[column : column + 1], count_rows, self._counts)
 
-        Raises `CapacityError` if the context has no room for them.
-        """
-        if self._produced or self._frontier >= len(self._ledger):
-            raise ValueError("decode needs a committed token that has not been fed")
-        if len(self._ledger) > self.plan.max_context:
-            raise CapacityError(f"the context of {self.plan.max_context} tokens is full; raise --max-context")
-        draw = Draw(self._sampling, len(self._ledger) - 1, Purpose.DECODE)
-        while not self._produced:
-            self._feed(self.plan.prefill_chunk, draw)
-        return Decoded(self._produced)
-
-    def commit(self, accepted: int) -> None:
-        """Take the first `accepted` provisional tokens into the sequence and drop the others."""
-        if not 0 <= accepted <= len(self._produced):
-            raise ValueError(f"{accepted} of {len(self._produced)} provisional tokens can't be committed")
-        tokens, self._produced = self._produced[:accepted], ()
-        self._append(tokens)
-
-    def force(self, tokens: Sequence[int]) -> None:
-        """Commit tokens that were not drawn (they count as output); the next `decode` feeds them."""
-        if self._produced:
-            raise ValueError("provisional tokens must be committed or dropped before others are forced")
-        self._check_tokens(tokens)
-        self._append(tuple(tokens))
-
-    def score(self, tokens: Sequence[int]) -> np.ndarray:
-        """FP32 log p(tokens[i] | tokens before) for i = 1 … n-1, from an empty state; `[n - 1]`.
-
-        Replaces the current sequence. Raises `CapacityError` for more tokens than the context holds and
-        `OptionError` for fewer than two or an id outside the public domain.
-        """
-        self._check_tokens(tokens)
-        if len(tokens) < 2:
-            raise OptionError(f"scoring needs at least 2 tokens, not {len(tokens)}")
-        if len(tokens) > self.plan.max_context:
-            raise CapacityError(
-                f"{len(tokens)} tokens can't be scored in a context of {self.plan.max_context}; "
-                f"raise --max-context"
-            )
-        self.reset()
-        self._ledger = list(tokens)
-        pieces = []
-        for begin in range(0, len(tokens), self.plan.prefill_chunk):
-            ingress = self._ingress(self.plan.prefill_chunk, None)
-            targets = tokens[begin + 1 : begin + 1 + len(ingress.tokens)]
-            pieces.append(self._executor.score(ingress, targets, _SCORE_TILE))
-            self._advance(ingress)
-        self.reset()
-        return np.concatenate(pieces)
-
-    def _feed(self, limit: int, draw: Draw) -> None:
-        """Feed up to `limit` waiting tokens; draw only if none is left waiting."""
-        ingress = self._ingress(limit, draw)
-        egress = self._executor.run(ingress)
-        self._advance(ingress)
-        self._produced = egress.tokens
-
-    def _ingress(self, limit: int, draw: Draw | None) -> Ingress:
-        end = min(self._frontier + limit, len(self._ledger))
-        return Ingress(
-            tokens=tuple(self._ledger[self._frontier : end]),
-            frontier=self._frontier,
-            source_slot=self._slot,
-            target_slot=1 - self._slot,
-            draw=draw if end == len(self._ledger) else None,
+    def _fold(self, rows: int, columns: int) -> None:
+        assert self._records is not None, "a fold needs rounds of several columns"
+        fields = self._fields
+        self._model.fold(
+            self._cache,
+            self._records,
+            columns,
+            fields["counts"][:rows],
+            fields["source_slots"][:rows],
+            fields["target_slots"][:rows],
         )
 
-    def _advance(self, ingress: Ingress) -> None:
-        if ingress.tokens:
-            self._frontier, self._slot = ingress.frontier + len(ingress.tokens), ingress.target_slot
+    def _batch(self, rows: int, columns: int, row: int = 0) -> Batch:
+        """`rows` rows from `row` on."""
+        fields, begin, end = self._fields, row * columns, (row + rows) * columns
+        return Batch(
+            tokens=fields["tokens"][begin:end],
+            positions=fields["positions"][begin:end],
+            rows=rows,
+            page_table=fields["page_table"][row : row + rows],
+            source_slots=fields["source_slots"][row : row + rows],
+            target_slots=fields["target_slots"][row : row + rows],
+        )
 
-    def _append(self, tokens: tuple[int, ...]) -> None:
-        self._ledger += tokens
-        if penalized(self._sampling):
-            self._executor.count(tokens)
-
-    def _check_tokens(self, tokens: Sequence[int]) -> None:
-        for index, token in enumerate(tokens):
-            if not 0 <= token < self._public_tokens:
-                raise OptionError(f"token id {token} at position {index} is not below {self._public_tokens}")
+    def _draws(self, count: int) -> ops.Draws:
+        f = self._fields
+        return ops.Draws(
+            temperature=f["temperature"][:count],
+            top_p=f["top_p"][:count],
+            min_p=f["min_p"][:count],
+            presence=f["presence"][:count],
+            frequency=f["frequency"][:count],
+            top_k=f["top_k"][:count],
+            seed=f["seed"][:count],
+            position=f["draw_position"][:count],
+            purpose=f["purpose"][:count],
+            count_rows=f["count_rows"][:count],
+        )

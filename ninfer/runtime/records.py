@@ -1,76 +1,108 @@
-"""The records that go into and come out of a Program; no tensors, nothing that can't be written to a wire."""
+"""The records that go into and come out of a Program: one fixed-size buffer each way, whatever the unit.
+
+A graph replays them, a rank broadcasts them, a test writes them by hand: they hold numbers only.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
-from ninfer.ops import Purpose, SamplingParams
+import numpy as np
+
+DRAW_FIELDS = (
+    ("temperature", np.float64),
+    ("top_p", np.float64),
+    ("min_p", np.float64),
+    ("presence", np.float64),
+    ("frequency", np.float64),
+    ("seed", np.int64),
+    ("top_k", np.int32),
+    ("draw_position", np.int32),
+    ("purpose", np.int32),
+    ("count_rows", np.int32),
+)
+"""What a column's draw depends on. `seed` is the bit pattern of an unsigned number; purpose -1 draws nothing;
+`count_rows` names the row of penalty counts, -1 for none."""
+
+
+class Unit(IntEnum):
+    """What a Program does in one go."""
+
+    PREFILL = 0
+    """One row, `columns` prompt tokens; draws after the last one if its purpose says so. First copies page
+    `copy_source` to `copy_target` (unless -1). A draw clears the row's penalty counts."""
+    ROUND = 1
+    """`rows` rows of `columns` tokens: a committed token that waits to be fed, then drafts. Every column
+    draws. One column advances the state from source to target slot; several leave it to FOLD."""
+    CONTROL = 2
+    """`rows` rows of `columns` committed tokens that were not drawn; nothing is drawn."""
+    FOLD = 3
+    """Advance the states by the first `counts[row]` columns of the round before."""
 
 
 @dataclass(frozen=True)
-class Draw:
-    """How to choose a token from the last column: `position` and `purpose` key the random number."""
+class Shape:
+    """What sizes the records: `rows` requests at most, `width` columns of a row in a round, `chunk` columns
+    of a prefill, `span` of a control row, `pages` of a row's table."""
 
-    sampling: SamplingParams
-    position: int
-    purpose: Purpose
+    rows: int
+    width: int
+    chunk: int
+    span: int
+    pages: int
+
+    @property
+    def draws(self) -> int:
+        """Columns of the largest round."""
+        return self.rows * self.width
+
+    @property
+    def columns(self) -> int:
+        """Columns of the largest unit."""
+        return max(self.chunk, self.draws, self.rows * self.span)
 
 
-def penalized(sampling: SamplingParams) -> bool:
-    """Does the choice depend on how often each token was generated?"""
-    return sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+def ingress(shape: Shape) -> np.ndarray:
+    """An empty record, `ndarray` of one element; its fields are views.
 
-
-@dataclass(frozen=True)
-class Ingress:
-    """One unit of work: feed `tokens` at positions `frontier`, `frontier + 1`, …; then draw, if asked to.
-
-    The state before comes from `source_slot`, the state after goes to `target_slot` (another one). No tokens:
-    draw again from the column before `frontier`.
+    `tokens`, `positions` `[columns]`, row after row; position -1 masks a column. `page_table[row]` says where
+    positions [64 b, 64 b + 64) are. Slots: -1 as a source is the start of a sequence. Draw fields are
+    `[rows * width]`, as `tokens` in a round; in a PREFILL the first one counts.
     """
-
-    tokens: tuple[int, ...]
-    frontier: int
-    source_slot: int
-    target_slot: int
-    draw: Draw | None
-
-
-@dataclass(frozen=True)
-class Egress:
-    """What a unit of work produced: `tokens` holds one id, or none if nothing was drawn."""
-
-    tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Admission:
-    """A prompt has been taken in: `reused_tokens` of `prompt_tokens` need no computation.
-
-    At most `output_limit` tokens can be committed after it; `limited_by_context` says that the context and
-    not the request's own number is what binds.
-    """
-
-    prompt_tokens: int
-    reused_tokens: int
-    output_limit: int
-    limited_by_context: bool
+    rows = shape.rows
+    record = np.zeros(
+        1,
+        np.dtype(
+            [
+                *((name, kind, (shape.draws,)) for name, kind in DRAW_FIELDS),
+                ("tokens", np.int32, (shape.columns,)),
+                ("positions", np.int32, (shape.columns,)),
+                ("page_table", np.int32, (rows, shape.pages)),
+                ("source_slots", np.int32, (rows,)),
+                ("target_slots", np.int32, (rows,)),
+                ("counts", np.int32, (rows,)),
+                *((name, np.int32) for name in ("unit", "rows", "columns", "copy_source", "copy_target")),
+            ],
+            align=True,
+        ),
+    )
+    record["purpose"], record["count_rows"] = -1, -1
+    record["copy_source"], record["copy_target"] = -1, -1
+    return record
 
 
-@dataclass(frozen=True)
-class Prefilled:
-    """One prefill chunk is done: `processed_tokens` of `prompt_tokens` are in memory (reused ones included).
-
-    `tokens` holds the first output token after the last chunk, and is empty before.
-    """
-
-    processed_tokens: int
-    prompt_tokens: int
-    tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """One decode step is done; `tokens` are provisional until they are committed."""
-
-    tokens: tuple[int, ...]
+def egress(shape: Shape) -> np.ndarray:
+    """What a unit produced: `tokens` `[rows * width]` (a token of -1: its scores weren't finite), per row how
+    many of them stand (`produced`: the drafts that agree, and one more), and the device's `seconds`."""
+    return np.zeros(
+        1,
+        np.dtype(
+            [
+                ("seconds", np.float64),
+                ("tokens", np.int32, (shape.draws,)),
+                ("produced", np.int32, (shape.rows,)),
+            ],
+            align=True,
+        ),
+    )

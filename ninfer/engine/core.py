@@ -1,0 +1,537 @@
+"""The engine: a queue of requests and one worker that owns every change of their state.
+
+Other threads only submit, cancel and read events. An iteration of the worker ends requests, admits one, runs
+one unit of work, commits it and publishes what came of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from threading import Condition, Thread
+from time import monotonic, perf_counter
+
+import numpy as np
+
+from ninfer.engine.drafts import DraftSource
+from ninfer.engine.events import Done, Output, PromptProgress, Started
+from ninfer.engine.handle import Handle
+from ninfer.engine.output import OutputSession
+from ninfer.engine.prefix import Match, PrefixCache
+from ninfer.engine.request import Request, State, Ticket, budget
+from ninfer.engine.scheduler import Choice, Protection, choose, may_admit
+from ninfer.engine.sequence import Pools, Sequence, fits, pages_for
+from ninfer.engine.stats import Health, RuntimeStatistics
+from ninfer.engine.taps import next_cut, plan_taps
+from ninfer.engine.units import UnitWriter, penalized
+from ninfer.errors import (
+    EngineError,
+    ModelError,
+    OptionError,
+    OverloadedError,
+    QueueTimeoutError,
+    UnavailableError,
+)
+from ninfer.events import FinishReason, Step
+from ninfer.runtime.pages import PagePool
+from ninfer.runtime.plan import Plan
+from ninfer.runtime.slots import SlotPool
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How requests are queued and what the prefix cache keeps.
+
+    `max_pending` requests may wait beside those that run, each for `pending_timeout` seconds at most (None:
+    for ever). `turn_anchors` message boundaries before the last message are kept exactly.
+    """
+
+    max_pending: int = 16
+    pending_timeout: float | None = 30.0
+    reuse: bool = True
+    turn_anchors: int = 1
+    taps: int = 4
+
+
+class Core:
+    """Serves requests on a Program, reached through `run`: an ingress record in, an egress record out."""
+
+    def __init__(
+        self,
+        run: Callable[[np.ndarray], np.ndarray],
+        plan: Plan,
+        *,
+        public_tokens: int,
+        policy: Policy | None = None,
+        drafts: DraftSource | None = None,
+    ) -> None:
+        self.plan = plan
+        self.policy = policy or Policy()
+        self._run, self._public_tokens, self._drafts = run, public_tokens, drafts
+        pages, slots = PagePool(plan.pages + plan.copies), SlotPool(plan.slots)
+        recurrent = plan.slots > 0
+        cache = PrefixCache(pages, slots, recurrent=recurrent, snapshots=plan.snapshots)
+        self._pools = Pools(pages, slots, cache, plan.copies, recurrent)
+        self._writer = UnitWriter(plan.shape)
+        self._lanes: list[Ticket | None] = [None] * plan.concurrency
+        self._waiting: deque[Ticket] = deque()
+        self._protection: Protection | None = None
+        self._changed = self._decoded_last = False
+        self._stats = RuntimeStatistics()
+        self._condition = Condition()
+        self._inbox: list[Ticket] = []
+        self._outstanding: set[Ticket] = set()
+        self._orders = 0
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._work, name="ninfer-engine", daemon=True)
+        self._thread.start()
+
+    # What other threads may call
+
+    def submit(self, request: Request, session: OutputSession, *, timeout: float | None = None) -> Handle:
+        """Put a request in the queue; `timeout` seconds replace the policy's for this one.
+
+        Raises `OverloadedError`, `UnavailableError`, and what `request.budget` raises.
+        """
+        sized = budget(
+            request, session, max_context=self.plan.max_context, public_tokens=self._public_tokens
+        )
+        wait = self.policy.pending_timeout if timeout is None else timeout
+        if wait is not None and wait <= 0:
+            raise QueueTimeoutError("the request's time was over before it could be queued")
+        with self._condition:
+            self._require_available()
+            limit = self.plan.concurrency + self.policy.max_pending
+            if len(self._outstanding) >= limit:
+                raise OverloadedError(
+                    f"the queue is full: {limit} requests are running or waiting; try again later or raise "
+                    f"the queue's limit"
+                )
+            self._orders += 1
+            now = perf_counter()
+            deadline = None if wait is None else monotonic() + wait
+            ticket = Ticket(self._orders, request, session, sized, now, deadline)
+            if sized.output == 0:
+                ticket.state = State.FINISHED
+                ticket.mailbox.put(Done(ticket.statistics(FinishReason.OUTPUT_LIMIT, now)))
+            else:
+                self._outstanding.add(ticket)
+                self._inbox.append(ticket)
+                self._condition.notify()
+        return Handle(
+            ticket.mailbox, lambda: self._cancel(ticket, gone=False), lambda: self._cancel(ticket, gone=True)
+        )
+
+    def statistics(self) -> RuntimeStatistics:
+        """A copy of the counters, with the present state of the queue and the cache."""
+        states = [ticket.state for ticket in self._lanes if ticket is not None]
+        pages, cache = self._pools.pages, self._pools.cache
+        return replace(
+            self._stats,
+            finished=dict(self._stats.finished),
+            waiting=len(self._waiting) + len(self._inbox),
+            running=len(states),
+            prefilling=states.count(State.PREFILL),
+            free_pages=pages.free,
+            active_pages=pages.locked,
+            reserved_pages=pages.reserved,
+            cached_blocks=cache.blocks,
+            snapshots=cache.snapshots_in_use,
+        )
+
+    def health(self) -> Health:
+        """Can requests be served, and if not, why?"""
+        with self._condition:
+            if self._error is not None:
+                return Health(False, f"the engine has failed: {_name(self._error)}")
+            return Health(not self._stopping, "the engine is closed" if self._stopping else None)
+
+    def stop(self) -> None:
+        """End every request with an error and wait for the unit under way. May be called more than once."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        self._thread.join()
+
+    def _cancel(self, ticket: Ticket, *, gone: bool) -> None:
+        """`gone`: the consumer won't read any more, so the request's place is free once it has ended."""
+        with self._condition:
+            ticket.cancelled = True
+            if gone:
+                ticket.gone = True
+                if ticket.mailbox.ended:
+                    self._outstanding.discard(ticket)
+            self._condition.notify()
+
+    def _require_available(self) -> None:
+        if self._error is not None:
+            raise UnavailableError(f"the engine has failed ({_name(self._error)}); load the model again")
+        if self._stopping:
+            raise UnavailableError("the engine is closed; load the model again")
+
+    # The worker
+
+    def _work(self) -> None:
+        try:
+            while self._wait():
+                self._iterate()
+        except BaseException as error:
+            with self._condition:
+                self._error = error
+        self._end_all()
+
+    def _wait(self) -> bool:
+        """Take in what was submitted, waiting while there is nothing to do; False to stop."""
+        with self._condition:
+            while not self._stopping and not (self._inbox or self._waiting or any(self._lanes)):
+                self._condition.wait()
+            if self._inbox:
+                self._waiting += self._inbox
+                self._inbox.clear()
+                self._changed = True
+            return not self._stopping
+
+    def _iterate(self) -> None:
+        begin = perf_counter()
+        self._end_waiting()
+        self._end_cancelled()
+        active = [ticket for ticket in self._lanes if ticket is not None]
+        ready = any(t.state is State.DECODE_READY for t in active)
+        prefilling = any(t.state is State.PREFILL for t in active)
+        if may_admit(
+            waiting=bool(self._waiting),
+            changed=self._changed,
+            prefill=prefilling,
+            decode=ready,
+            decoded_last=self._decoded_last,
+        ):
+            self._admit()
+        states = {ticket.state for ticket in self._lanes if ticket is not None}
+        choice = choose(
+            control=State.CONTROL_READY in states,
+            prefill=State.PREFILL in states,
+            decode=State.DECODE_READY in states,
+            decoded_last=self._decoded_last,
+        )
+        self._stats.boundary_seconds += perf_counter() - begin
+        if choice is Choice.CONTROL:
+            self._control()
+        elif choice is Choice.PREFILL:
+            self._prefill()
+        elif choice is Choice.DECODE:
+            self._decode()
+        else:
+            self._idle()
+        self._decoded_last = choice in (Choice.CONTROL, Choice.DECODE)
+
+    def _idle(self) -> None:
+        """Only blocked requests: something will be cancelled, submitted or time out."""
+        with self._condition:
+            if not self._inbox and not self._stopping:
+                self._condition.wait(0.001)
+
+    def _end_waiting(self) -> None:
+        """Drop waiting requests that were cancelled or have waited too long."""
+        if not self._waiting:
+            return
+        now = monotonic()
+        for ticket in list(self._waiting):
+            late = ticket.deadline is not None and now >= ticket.deadline
+            if ticket.cancelled or late:
+                self._waiting.remove(ticket)
+                self._changed = True
+                if ticket.cancelled:
+                    self._finish(ticket, FinishReason.CANCELLED)
+                else:
+                    waited = perf_counter() - ticket.submitted
+                    self._fail(
+                        ticket,
+                        QueueTimeoutError(
+                            f"the request waited {waited:.1f} s for its turn, longer than it may; try again "
+                            f"later or raise the queue's timeout"
+                        ),
+                    )
+
+    def _end_cancelled(self) -> None:
+        for ticket in self._lanes:
+            if ticket is not None and ticket.cancelled:
+                self._finish(ticket, FinishReason.CANCELLED)
+
+    # Admission
+
+    def _admit(self) -> None:
+        """Give the first request a lane and all that it may need, or a later one that doesn't delay it."""
+        self._changed = False
+        if None not in self._lanes:
+            return
+        head = self._waiting[0]
+        if self._start(head):
+            self._waiting.popleft()
+            self._protection = None
+            return
+        active = {t.order: pages_for(t.budget.context) for t in self._lanes if t is not None}
+        if not active:
+            raise EngineError("a request was blocked although nothing runs")
+        protection = self._protection = Protection.renewed(self._protection, head.order, active)
+        for ticket in list(self._waiting)[1:]:
+            pages = pages_for(ticket.budget.context)
+            allowed = protection.allows(
+                pages,
+                head_pages=pages_for(head.budget.context),
+                capacity=self.plan.pages,
+                lanes=len(self._lanes),
+                active=active,
+            )
+            if allowed and self._start(ticket):
+                self._waiting.remove(ticket)
+                protection.lend(ticket.order, pages)
+                return
+
+    def _start(self, ticket: Ticket) -> bool:
+        """Admit a request if everything that it may ever need can be promised now."""
+        request, entitlement = ticket.request, pages_for(ticket.budget.context)
+        lent = sum(t.sequence.lends for t in self._lanes if t is not None and t.sequence is not None)
+        reuse = request.reuse and self.policy.reuse
+        candidates: list[Match | None] = [*self._pools.cache.matches(request.prompt)] if reuse else []
+        for match in (*candidates, None):
+            if fits(self._pools, match, entitlement, lent):
+                break
+        else:
+            return False
+        ticket.sequence = sequence = Sequence(self._pools, request.prompt, entitlement, match)
+        ticket.reused = sequence.frontier
+        if reuse and self._pools.recurrent:
+            marks = request.marks
+            ticket.taps = plan_taps(
+                prompt_tokens=len(request.prompt),
+                base=sequence.frontier,
+                boundaries=marks.boundaries,
+                preamble=marks.preamble,
+                opener=marks.opener,
+                turn_anchors=self.policy.turn_anchors,
+                chunk=self.plan.prefill_chunk,
+                limit=self.policy.taps,
+            )
+        self._lanes[self._lanes.index(None)] = ticket
+        ticket.state, ticket.admitted = State.PREFILL, perf_counter()
+        self._changed = True
+        self._stats.admitted += 1
+        self._stats.reused_tokens += ticket.reused
+        ticket.mailbox.put(Started(len(request.prompt), ticket.reused))
+        return True
+
+    # Units of work
+
+    def _prefill(self) -> None:
+        [lane] = [i for i, t in enumerate(self._lanes) if t is not None and t.state is State.PREFILL]
+        ticket, sequence = self._ticket(lane)
+        begin = perf_counter()
+        prompt_tokens = len(ticket.request.prompt)
+        end = next_cut(sequence.frontier, prompt_tokens, self.plan.prefill_chunk, ticket.taps)
+        count = end - sequence.frontier
+        sequence.map_to(end)
+        egress = self._run(self._writer.prefill(lane, ticket, end))
+        device = float(egress["seconds"][0])
+        sequence.advance(count)
+        if ticket.request.reuse and self.policy.reuse:
+            kinds = [tap.kind for tap in ticket.taps if tap.position == end]
+            if kinds:
+                sequence.capture(kinds[0])
+            elif end == prompt_tokens:
+                sequence.share()
+        now = perf_counter()
+        ticket.prefill_seconds += now - begin
+        self._stats.prefill_tokens += count
+        self._stats.prefill_seconds += now - begin
+        self._stats.prefill_device_seconds += device
+        ticket.mailbox.put(PromptProgress(prompt_tokens, end, now - ticket.admitted))
+        if end == prompt_tokens:
+            self._changed = True
+            ticket.state = State.DECODE_READY
+            ticket.first_token = now
+            self._take_output(ticket, [int(egress["tokens"][0, 0])])
+
+    def _decode(self) -> None:
+        """One round of all requests that are ready for it."""
+        lanes = [i for i, t in enumerate(self._lanes) if t is not None and t.state is State.DECODE_READY]
+        tickets = [self._ticket(lane)[0] for lane in lanes]
+        sequences = [self._ticket(lane)[1] for lane in lanes]
+        begin = perf_counter()
+        drafts = [self._propose(ticket, sequence) for ticket, sequence in zip(tickets, sequences, strict=True)]
+        for sequence, draft in zip(sequences, drafts, strict=True):
+            sequence.map_to(sequence.frontier + 1 + len(draft))
+        egress = self._run(self._writer.round(lanes, tickets, drafts))
+        device = float(egress["seconds"][0])
+        width = self.plan.shape.width if any(drafts) else 1
+        tokens = egress["tokens"][0, : len(lanes) * width].tolist()
+        produced = egress["produced"][0, : len(lanes)].tolist()
+        offers = [tokens[row * width : row * width + count] for row, count in enumerate(produced)]
+        steps = [self._preview(ticket, offer) for ticket, offer in zip(tickets, offers, strict=True)]
+        counts = [0 if isinstance(step, Exception) else step.committed for step in steps]
+        if width > 1:
+            device += float(self._run(self._writer.fold(counts))["seconds"][0])
+        for sequence, count in zip(sequences, counts, strict=True):
+            if width > 1 and count:
+                sequence.advance(count)
+                sequence.trim()
+            elif width == 1:
+                sequence.advance(1)
+        now = perf_counter()
+        stats = self._stats
+        stats.rounds += 1
+        stats.row_rounds += len(lanes)
+        stats.decode_tokens += sum(counts)
+        stats.drafted_tokens += sum(map(len, drafts))
+        stats.accepted_tokens += sum(count - 1 for count in produced)
+        for ticket, offer, step in zip(tickets, offers, steps, strict=True):
+            ticket.decode_seconds += now - begin
+            ticket.rounds += 1
+            self._settle(ticket, offer, step)
+        stats.decode_seconds += perf_counter() - begin
+        stats.decode_device_seconds += device
+
+    def _control(self) -> None:
+        """Feed the texts that close thinking blocks; they were committed without being drawn."""
+        lanes = [i for i, t in enumerate(self._lanes) if t is not None and t.state is State.CONTROL_READY]
+        tickets = [self._ticket(lane)[0] for lane in lanes]
+        begin = perf_counter()
+        span = len(tickets[0].session.closer)
+        for ticket, sequence in zip(tickets, (self._ticket(lane)[1] for lane in lanes), strict=True):
+            if len(ticket.session.closer) != span:
+                raise EngineError("requests of one model close their thinking blocks with different texts")
+            sequence.ledger += ticket.session.closer
+            sequence.map_to(sequence.frontier + span)
+        egress = self._run(self._writer.control(lanes, tickets, span))
+        device = float(egress["seconds"][0])
+        for ticket in tickets:
+            assert ticket.sequence is not None
+            ticket.sequence.advance(span)
+            ticket.state = State.DECODE_READY
+            ticket.output += ticket.session.closer
+            ticket.decode_seconds += perf_counter() - begin
+            self._publish(ticket, ticket.session.commit_closer())
+            if reason := ticket.budget.finish(len(ticket.output)):
+                self._finish(ticket, reason)
+        self._stats.control_tokens += span * len(tickets)
+        self._stats.control_seconds += perf_counter() - begin
+        self._stats.control_device_seconds += device
+
+    def _propose(self, ticket: Ticket, sequence: Sequence) -> list[int]:
+        """Drafts for a round, none beyond what may be committed after it."""
+        limit = min(
+            self.plan.shape.width - 1,
+            ticket.budget.output - len(ticket.output) - 1,
+            self.plan.max_context - sequence.frontier - 1,
+        )
+        remaining = ticket.session.thinking_remaining
+        if remaining is not None:
+            limit = min(limit, remaining - 1)
+        if self._drafts is None or limit < 1 or penalized(ticket.request.sampling):
+            return []
+        return [
+            token
+            for token in self._drafts.propose(sequence.ledger, limit)[:limit]
+            if 0 <= token < self._public_tokens
+        ]
+
+    # Output
+
+    def _take_output(self, ticket: Ticket, tokens: list[int]) -> None:
+        self._settle(ticket, tokens, self._preview(ticket, tokens))
+
+    def _preview(self, ticket: Ticket, tokens: list[int]) -> Step | Exception:
+        """How many of the tokens belong to the output, and what they mean; an error is the request's own."""
+        if min(tokens) < 0:
+            return ModelError("the model's scores aren't finite; the weights are damaged")
+        try:
+            return ticket.session.accept(tokens)
+        except Exception as error:
+            return error
+
+    def _settle(self, ticket: Ticket, tokens: list[int], step: Step | Exception) -> None:
+        """Take committed tokens into the ledger, publish them, and end the request if it is at its end."""
+        if isinstance(step, Exception):
+            self._fail(ticket, step)
+            return
+        assert ticket.sequence is not None
+        committed = tokens[: step.committed]
+        ticket.sequence.ledger += committed
+        ticket.output += committed
+        self._publish(ticket, step)
+        reason = step.finish or ticket.budget.finish(len(ticket.output))
+        if reason is not None:
+            self._finish(ticket, reason)
+        elif ticket.session.closer_due:
+            ticket.state = State.CONTROL_READY
+
+    @staticmethod
+    def _publish(ticket: Ticket, step: Step) -> None:
+        for delta in step.deltas:
+            ticket.mailbox.put(Output(delta.channel, delta.text))
+
+    # The end of a request
+
+    def _finish(self, ticket: Ticket, reason: FinishReason) -> None:
+        """Give everything back, leaving the state at the frontier to the cache, and tell the consumer."""
+        self._leave(ticket, keep=ticket.request.reuse and self.policy.reuse)
+        try:
+            self._publish(ticket, ticket.session.close())
+        except Exception as error:
+            self._end(ticket, error)
+            return
+        self._stats.finished[reason] = self._stats.finished.get(reason, 0) + 1
+        self._end(ticket, Done(ticket.statistics(reason, perf_counter())))
+
+    def _fail(self, ticket: Ticket, error: Exception) -> None:
+        """End a request by its own fault; the others don't notice."""
+        self._leave(ticket, keep=False)
+        self._stats.failed += 1
+        self._end(ticket, error)
+
+    def _leave(self, ticket: Ticket, *, keep: bool) -> None:
+        if ticket in self._lanes:
+            self._lanes[self._lanes.index(ticket)] = None
+            self._changed = True
+        if ticket.sequence is not None:
+            ticket.sequence.close(keep=keep)
+            ticket.sequence = None
+
+    def _end(self, ticket: Ticket, last: Done | BaseException) -> None:
+        ticket.state = State.FINISHED
+        with self._condition:
+            if isinstance(last, Done):
+                ticket.mailbox.put(last)
+            else:
+                ticket.mailbox.fail(last)
+            if ticket.gone:
+                self._outstanding.discard(ticket)
+
+    def _end_all(self) -> None:
+        """The worker is leaving: nobody may wait for it any longer."""
+        with self._condition:
+            self._stopping = True
+            tickets, self._inbox = list(self._outstanding), []
+        for ticket in tickets:
+            error = UnavailableError("the engine was closed before the answer was complete")
+            if self._error is not None:
+                error = UnavailableError(
+                    f"the engine failed before the answer was complete ({_name(self._error)}); load the model "
+                    f"again"
+                )
+                error.__cause__ = self._error
+            ticket.sequence = None
+            self._end(ticket, error)
+        self._lanes = [None] * len(self._lanes)
+        self._waiting.clear()
+
+    def _ticket(self, lane: int) -> tuple[Ticket, Sequence]:
+        ticket = self._lanes[lane]
+        assert ticket is not None
+        assert ticket.sequence is not None
+        return ticket, ticket.sequence
+
+
+def _name(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,60 @@
+"""The consumer's side of a request."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from ninfer.engine.events import Event
+from ninfer.engine.mailbox import Mailbox
+
+
+class Handle:
+    """A running request: iterate (`for` in a thread, `async for` in a task) for its events, which come once.
+
+    `cancel()` may be called from any thread or signal handler. A handle that is dropped or closed before its
+    end cancels its request; the place that it took is given back when the request has ended and the handle is
+    gone, closed or read to the end.
+    """
+
+    def __init__(self, mailbox: Mailbox, cancel: Callable[[], None], release: Callable[[], None]) -> None:
+        self._mailbox = mailbox
+        self._cancel = cancel
+        self._finalizer = weakref.finalize(self, release)
+
+    def cancel(self) -> None:
+        """Ask the request to end at the next boundary, with its text so far."""
+        self._cancel()
+
+    def close(self) -> None:
+        """Nothing more will be read; cancels the request if it still runs."""
+        self._finalizer()
+
+    def __iter__(self) -> Iterator[Event]:
+        try:
+            while (event := self._mailbox.take(wait=True)) is not None:
+                yield event
+        finally:
+            self.close()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            # The loop may have been closed under a request that nobody awaits any more.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(ready.set)
+
+        self._mailbox.listen(wake)
+        try:
+            while True:
+                ready.clear()
+                while (event := self._mailbox.take(wait=False)) is not None:
+                    yield event
+                if self._mailbox.drained:
+                    return
+                await ready.wait()
+        finally:
+            self._mailbox.listen(None)
+            self.close()

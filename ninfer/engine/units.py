@@ -1,0 +1,132 @@
+"""Writing the records of units of work from the requests that take part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ninfer.ops import Purpose
+from ninfer.runtime.records import Shape, Unit, ingress
+
+if TYPE_CHECKING:
+    from ninfer.engine.request import Ticket
+    from ninfer.engine.sequence import Sequence
+    from ninfer.ops import SamplingParams
+
+_UNSIGNED = 1 << 64
+
+
+def penalized(sampling: SamplingParams) -> bool:
+    """Does the choice depend on how often each token was generated?"""
+    return sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+
+
+class UnitWriter:
+    """Owns the ingress record and fills it for one unit after the other.
+
+    `lane` numbers of tickets choose the rows of penalty counts. What a round repeats from the round before
+    (same rows, no new page) is left as it stands.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._record = ingress(shape)
+        record = self._record[0]
+        self._fields = {name: record[name] for name in record.dtype.names or ()}
+        self._round: tuple[object, ...] = ()
+
+    def prefill(self, lane: int, ticket: Ticket, end: int) -> np.ndarray:
+        """Feed the prompt up to `end`; draw the first token if that is all of it."""
+        sequence, f = self._sequence(ticket), self._fields
+        count = end - sequence.frontier
+        self._header(Unit.PREFILL, 1, count)
+        f["tokens"][:count] = sequence.ledger[sequence.frontier : end]
+        f["positions"][:count] = np.arange(sequence.frontier, end)
+        if sequence.copy is not None:
+            self._record["copy_source"], self._record["copy_target"] = sequence.copy
+        self._row(0, sequence)
+        if end == len(ticket.request.prompt):
+            self._draw(0, lane, ticket.request.sampling)
+            f["purpose"][0], f["draw_position"][0] = Purpose.PREFILL, end
+        else:
+            f["purpose"][0], f["count_rows"][0] = -1, -1
+        return self._record
+
+    def control(self, lanes: Items[int], tickets: Items[Ticket], span: int) -> np.ndarray:
+        """Feed `span` committed tokens of each request."""
+        f = self._fields
+        self._header(Unit.CONTROL, len(tickets), span)
+        for row, (lane, ticket) in enumerate(zip(lanes, tickets, strict=True)):
+            sequence = self._sequence(ticket)
+            begin, end = sequence.frontier, sequence.frontier + span
+            f["tokens"][row * span : (row + 1) * span] = sequence.ledger[begin:end]
+            f["positions"][row * span : (row + 1) * span] = np.arange(begin, end)
+            f["count_rows"][row] = lane if penalized(ticket.request.sampling) else -1
+            self._row(row, sequence)
+        return self._record
+
+    def round(self, lanes: Items[int], tickets: Items[Ticket], drafts: Items[Items[int]]) -> np.ndarray:
+        """Feed each request's waiting token and its drafts, and draw after every column."""
+        f = self._fields
+        width = self._shape.width if any(drafts) else 1
+        same = (width, *((id(t), len(self._sequence(t).pages)) for t in tickets))
+        if same != self._round:
+            self._header(Unit.ROUND, len(tickets), width)
+            for row, (lane, ticket) in enumerate(zip(lanes, tickets, strict=True)):
+                for column in range(row * width, (row + 1) * width):
+                    self._draw(column, lane if column == row * width else -1, ticket.request.sampling)
+                self._table(row, self._sequence(ticket))
+            self._round = same
+        for row, (ticket, draft) in enumerate(zip(tickets, drafts, strict=True)):
+            sequence = self._sequence(ticket)
+            begin, frontier = row * width, sequence.frontier
+            f["source_slots"][row], f["target_slots"][row] = sequence.source, sequence.target
+            f["tokens"][begin] = sequence.ledger[frontier]
+            f["positions"][begin] = f["draw_position"][begin] = frontier
+            f["purpose"][begin] = Purpose.DECODE
+            for column, token in enumerate(draft, 1):
+                f["tokens"][begin + column] = token
+                f["positions"][begin + column] = f["draw_position"][begin + column] = frontier + column
+                f["purpose"][begin + column] = Purpose.DECODE
+            for column in range(begin + 1 + len(draft), begin + width):
+                f["tokens"][column], f["positions"][column], f["purpose"][column] = 0, -1, -1
+        return self._record
+
+    def fold(self, counts: Items[int]) -> np.ndarray:
+        """After a round of several columns: commit the first `counts[row]` of them."""
+        self._record["unit"] = Unit.FOLD
+        self._fields["counts"][: len(counts)] = counts
+        self._round = ()
+        return self._record
+
+    def _header(self, unit: Unit, rows: int, columns: int) -> None:
+        record = self._record
+        record["unit"], record["rows"], record["columns"] = unit, rows, columns
+        record["copy_source"] = record["copy_target"] = -1
+        self._round = ()
+
+    def _row(self, row: int, sequence: Sequence) -> None:
+        f = self._fields
+        f["source_slots"][row], f["target_slots"][row] = sequence.source, sequence.target
+        self._table(row, sequence)
+
+    def _table(self, row: int, sequence: Sequence) -> None:
+        self._fields["page_table"][row, : len(sequence.pages)] = sequence.pages
+
+    def _draw(self, column: int, lane: int, sampling: SamplingParams) -> None:
+        f = self._fields
+        f["temperature"][column], f["top_p"][column] = sampling.temperature, sampling.top_p
+        f["min_p"][column], f["top_k"][column] = sampling.min_p, sampling.top_k
+        f["presence"][column], f["frequency"][column] = (
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+        )
+        f["seed"][column] = sampling.seed - (_UNSIGNED if sampling.seed >> 63 else 0)
+        f["count_rows"][column] = lane if lane >= 0 and penalized(sampling) else -1
+
+    @staticmethod
+    def _sequence(ticket: Ticket) -> Sequence:
+        assert ticket.sequence is not None, "only admitted requests take part in units"
+        return ticket.sequence
