@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from ninfer.formats import KvFormat
-from ninfer.ops import PAGE, KvPages
+from ninfer.ops import PAGE, DeltaRecords, KvPages
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +61,7 @@ class StateLayout:
     layers: int
     history: int
     channels: int
+    key_heads: int
     value_heads: int
     value_dim: int
     key_dim: int
@@ -69,13 +70,18 @@ class StateLayout:
     @classmethod
     def none(cls, dtype: torch.dtype) -> StateLayout:
         """Of a model without recurrent layers."""
-        return cls(0, 0, 0, 0, 0, 0, dtype)
+        return cls(0, 0, 0, 0, 0, 0, 0, dtype)
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of one sequence's state in all layers."""
         history = self.history * self.channels * self.dtype.itemsize
         return self.layers * (history + 4 * self.value_heads * self.value_dim * self.key_dim)
+
+    def record_bytes(self, columns: int) -> int:
+        """Bytes of the records of so many columns in all layers."""
+        raw = self.channels + self.key_heads * self.key_dim + self.value_heads * self.value_dim
+        return self.layers * columns * (raw * self.dtype.itemsize + 8 * self.value_heads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +94,18 @@ class Cache:
     kv: tuple[KvPages, ...]
     conv: tuple[torch.Tensor, ...]
     recurrent: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """What a pass keeps of its columns instead of advancing states, one entry for each recurrent layer.
+
+    `conv`: raw convolution inputs `[N, channels]`; `delta`: inputs of the recurrence. Column t of row b of B
+    stands in record row `b * (N // B) + t`.
+    """
+
+    conv: tuple[torch.Tensor, ...]
+    delta: tuple[DeltaRecords, ...]
 
 
 class Model(Protocol):
@@ -105,8 +123,26 @@ class Model(Protocol):
 
     def state_layout(self) -> StateLayout: ...
 
-    def forward(self, batch: Batch, cache: Cache) -> torch.Tensor:
-        """Hidden states `[T, hidden_size]` after the final norm; appends KV and advances states."""
+    def forward(self, batch: Batch, cache: Cache, records: Records | None = None) -> torch.Tensor:
+        """Hidden states `[T, hidden_size]` after the final norm; appends KV and advances states.
+
+        With `records` (up to 16 columns a row) states stay as they are, and `fold` advances them later.
+        """
+        ...
+
+    def fold(
+        self,
+        cache: Cache,
+        records: Records,
+        counts: torch.Tensor,
+        source_slots: torch.Tensor,
+        target_slots: torch.Tensor,
+    ) -> None:
+        """Advance states by the first `counts[b]` columns of each row of the pass that made the records.
+
+        All int32 `[rows]`, slots as in that pass's batch; a row whose count is 0 leaves its target as it is.
+        The states get the bits that feeding only those columns would have given.
+        """
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -5,20 +5,39 @@ float32 then). T columns are B requests of W columns each, flattened row by row.
 """
 
 from ninfer.ops.attention import PAGE, KvPages, paged_attention, qk_prepare
-from ninfer.ops.conv import causal_conv
-from ninfer.ops.delta import CHUNK, gated_delta_net, gdn_gating
+from ninfer.ops.conv import causal_conv, fold_conv
+from ninfer.ops.delta import (
+    CHUNK,
+    RECORD_COLUMNS,
+    DeltaRecords,
+    fold_delta_net,
+    gated_delta_net,
+    gdn_gating,
+)
 from ninfer.ops.embedding import embedding
 from ninfer.ops.gate import sigmoid_mul
 from ninfer.ops.linear import linear, linear_swiglu, logits
 from ninfer.ops.norms import gated_rms_norm, rms_norm
 from ninfer.ops.recording import Recording
 from ninfer.ops.rope import Rope
-from ninfer.ops.sampling import Purpose, SamplingParams, sample, uniform
+from ninfer.ops.sampling import (
+    Draws,
+    Purpose,
+    SamplingParams,
+    clear_counts,
+    count_tokens,
+    draw,
+    sample,
+    uniform,
+)
 from ninfer.ops.weights import Encoded, Matrix, RowSpan
 
 __all__ = [
     "CHUNK",
     "PAGE",
+    "RECORD_COLUMNS",
+    "DeltaRecords",
+    "Draws",
     "Encoded",
     "KvPages",
     "Matrix",
@@ -28,7 +47,12 @@ __all__ = [
     "RowSpan",
     "SamplingParams",
     "causal_conv",
+    "clear_counts",
+    "count_tokens",
+    "draw",
     "embedding",
+    "fold_conv",
+    "fold_delta_net",
     "gated_delta_net",
     "gated_rms_norm",
     "gdn_gating",

@@ -16,6 +16,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: boo
     return backend(x.device.type).rms_norm(x, weight, eps, unit_offset)
 
 
-def gated_rms_norm(o: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Plain norm of `o [T, Hv, Dv]` over `Dv`, times `weight [Dv]` and `silu(z)`; `z` has o's elements."""
-    return backend(o.device.type).gated_rms_norm(o, z, weight, eps)
+def gated_rms_norm(
+    o: torch.Tensor,
+    z: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    head_order: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Plain norm of `o [T, Hv, Dv]` over `Dv`, times `weight [Dv]` and `silu(z)`; `z` has o's elements.
+
+    With `head_order` (int32 `[Hv]`) head j of the result is that of head `head_order[j]`.
+    """
+    return backend(o.device.type).gated_rms_norm(o, z, weight, eps, head_order)

@@ -1,4 +1,4 @@
-"""Choosing the next token from one row of scores.
+"""Choosing the next token from a row of scores.
 
 Order: penalties; temperature 0 = lowest-id argmax; the n best by (score descending, id ascending) with n =
 top_k if 1..19, else 20; weights `exp((x - x0) / T)`; min_p cuts the tail, then top_p against the mass of all
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
 import torch
 
 from ninfer.errors import OptionError
@@ -72,6 +73,79 @@ def uniform(seed: int, position: int, purpose: int, sub: int = 0) -> float:
     return (key >> 40) * 2.0**-24
 
 
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """How each of B rows draws; tensors `[B]`, so that a recorded step can be used for any requests.
+
+    temperature, top_p, min_p, presence, frequency   float64, as in `SamplingParams`
+    top_k        int32
+    seed         int64, the bits of the unsigned number
+    position     int32  keys the random number; see `uniform`
+    purpose      int32  a `Purpose`; -1: this row draws nothing
+    count_rows   int32  row of the counts that penalties go by; -1: no penalties
+    """
+
+    temperature: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    presence: torch.Tensor
+    frequency: torch.Tensor
+    top_k: torch.Tensor
+    seed: torch.Tensor
+    position: torch.Tensor
+    purpose: torch.Tensor
+    count_rows: torch.Tensor
+
+    @classmethod
+    def of(
+        cls,
+        params: Sequence[SamplingParams],
+        positions: Sequence[int],
+        purposes: Sequence[int],
+        count_rows: Sequence[int],
+        device: torch.device | None = None,
+    ) -> Draws:
+        """Draws of these values, one of each for every row."""
+
+        def tensor(values: list, kind: type[np.generic]) -> torch.Tensor:
+            return torch.from_numpy(np.array(values, kind)).to(device)
+
+        return cls(
+            temperature=tensor([p.temperature for p in params], np.float64),
+            top_p=tensor([p.top_p for p in params], np.float64),
+            min_p=tensor([p.min_p for p in params], np.float64),
+            presence=tensor([p.presence_penalty for p in params], np.float64),
+            frequency=tensor([p.frequency_penalty for p in params], np.float64),
+            top_k=tensor([min(p.top_k, CANDIDATES) for p in params], np.int32),
+            seed=torch.from_numpy(np.array([p.seed for p in params], np.uint64).view(np.int64)).to(device),
+            position=tensor(list(positions), np.int32),
+            purpose=tensor(list(purposes), np.int32),
+            count_rows=tensor(list(count_rows), np.int32),
+        )
+
+
+def draw(logits: torch.Tensor, draws: Draws, counts: torch.Tensor) -> torch.Tensor:
+    """One token id per row of `logits` (float32 `[B, V]`, public ids): int32 `[B]`.
+
+    -1 where the best score is not finite, -2 where the row draws nothing. `counts` (int32 `[R, V]`) says how
+    often each id was generated; it is read, never written: the caller counts a token when it is committed.
+    """
+    return backend(logits.device.type).draw(logits, draws, counts)
+
+
+def count_tokens(tokens: torch.Tensor, count_rows: torch.Tensor, counts: torch.Tensor) -> None:
+    """Add one to `counts[count_rows[b], tokens[b]]` for each b; a negative token or row counts nothing.
+
+    `tokens`, `count_rows` int32 `[B]`, `counts` int32 `[R, V]`.
+    """
+    backend(counts.device.type).count_tokens(tokens, count_rows, counts)
+
+
+def clear_counts(count_rows: torch.Tensor, counts: torch.Tensor) -> None:
+    """Zero the rows of `counts` (int32 `[R, V]`) that `count_rows` (int32 `[B]`) names; -1 names none."""
+    backend(counts.device.type).clear_counts(count_rows, counts)
+
+
 def sample(
     logits: torch.Tensor,
     params: Sequence[SamplingParams],
@@ -79,18 +153,17 @@ def sample(
     purpose: Purpose,
     counts: torch.Tensor | None = None,
 ) -> list[int]:
-    """One token id per row of `logits` (float32 `[B, V]`, public ids); -1 where the best score is not finite.
-
-    `positions[b]` keys the draw (see `uniform`). `counts` (int32 `[B, V]`, needed only with penalties) says
-    how often each id was generated; it is read, never written: the caller counts a token when it is
-    committed.
-    """
+    """`draw` with parameters in Python, row b with the counts of row b (needed only with penalties)."""
     if len(params) != logits.shape[0] or len(positions) != logits.shape[0]:
         raise OptionError(
             f"{logits.shape[0]} rows of scores need as many parameters and positions, "
             f"got {len(params)} and {len(positions)}"
         )
-    return backend(logits.device.type).sample(logits, params, positions, purpose, counts)
+    rows = range(len(params)) if counts is not None else [-1] * len(params)
+    draws = Draws.of(params, positions, [purpose] * len(params), rows, logits.device)
+    if counts is None:
+        counts = torch.zeros((0, logits.shape[1]), dtype=torch.int32, device=logits.device)
+    return draw(logits, draws, counts).tolist()
 
 
 def _mix(x: int) -> int:

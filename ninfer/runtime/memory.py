@@ -8,8 +8,8 @@ import os
 import numpy as np
 import torch
 
-from ninfer.models import Cache, KvLayout, StateLayout
-from ninfer.ops import PAGE, KvPages
+from ninfer.models import Cache, KvLayout, Records, StateLayout
+from ninfer.ops import PAGE, DeltaRecords, KvPages
 
 _ALIGNMENT = 64
 
@@ -33,6 +33,24 @@ def allocate_pages(kv: KvLayout, pages: int, device: torch.device) -> KvPages:
     """Zeroed pages of one layer."""
     shape = (pages, PAGE, kv.heads, kv.head_dim)
     return KvPages(kv.format, zeros(shape, kv.dtype, device), zeros(shape, kv.dtype, device))
+
+
+def allocate_records(state: StateLayout, columns: int, device: torch.device) -> Records:
+    """Zeroed records of `columns` columns, those of all rows together."""
+
+    def delta() -> DeltaRecords:
+        gate = (columns, state.value_heads)
+        return DeltaRecords(
+            k=zeros((columns, state.key_heads, state.key_dim), state.dtype, device),
+            v=zeros((columns, state.value_heads, state.value_dim), state.dtype, device),
+            g=zeros(gate, torch.float32, device),
+            beta=zeros(gate, torch.float32, device),
+        )
+
+    return Records(
+        conv=tuple(zeros((columns, state.channels), state.dtype, device) for _ in range(state.layers)),
+        delta=tuple(delta() for _ in range(state.layers)),
+    )
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ninfer.models import Batch, Cache, KvLayout, StateLayout
+from ninfer.models import Batch, Cache, KvLayout, Records, StateLayout
 
 PUBLIC = 97
 _MODULUS = 9973
@@ -52,27 +52,55 @@ class ToyModel:
         return KvLayout(1, 1, 1, self.dtype)
 
     def state_layout(self) -> StateLayout:
-        return StateLayout(1, 1, 1, 1, 1, 1, self.dtype) if self.recurrent else StateLayout.none(self.dtype)
+        return (
+            StateLayout(1, 1, 1, 1, 1, 1, 1, self.dtype) if self.recurrent else StateLayout.none(self.dtype)
+        )
 
-    def forward(self, batch: Batch, cache: Cache) -> torch.Tensor:
+    def forward(self, batch: Batch, cache: Cache, records: Records | None = None) -> torch.Tensor:
         tokens, positions = batch.tokens.tolist(), batch.positions.tolist()
         self.widths.append(len(tokens))
-        pages = batch.page_table[0].tolist()
         keys = cache.kv[0].k.view(-1)
-        source, target = int(batch.source_slots), int(batch.target_slots)
-        state = int(cache.recurrent[0][source]) if self.recurrent else 0
         hidden = torch.zeros(len(tokens), PUBLIC)
-        for column, (token, position) in enumerate(zip(tokens, positions, strict=True)):
-            keys[pages[position // 64] * 64 + position % 64] = token + 1
-            state = _advanced(state, token)
-            if self.recurrent:
-                cache.recurrent[0][target] = state
-            if position == self.fail_at:
-                raise KeyboardInterrupt
-            rows = [pages[p // 64] * 64 + p % 64 for p in range(position + 1)]
-            total = int((keys[rows] * torch.arange(1, position + 2)).sum())
-            hidden[column, (total + state * self.recurrent) % PUBLIC] = 5.0
+        width = len(tokens) // batch.rows
+        for row in range(batch.rows):
+            pages = batch.page_table[row].tolist()
+            state = self._state(cache, int(batch.source_slots[row]))
+            for column in range(row * width, (row + 1) * width):
+                token, position = tokens[column], positions[column]
+                keys[pages[position // 64] * 64 + position % 64] = token + 1
+                state = _advanced(state, token)
+                if self.recurrent and records is None:
+                    cache.recurrent[0][int(batch.target_slots[row])] = state
+                elif self.recurrent and records is not None:
+                    share = len(records.conv[0]) // batch.rows
+                    records.conv[0][row * share + column - row * width] = token
+                if position == self.fail_at:
+                    raise KeyboardInterrupt
+                rows = [pages[p // 64] * 64 + p % 64 for p in range(position + 1)]
+                total = int((keys[rows] * torch.arange(1, position + 2)).sum())
+                hidden[column, (total + state * self.recurrent) % PUBLIC] = 5.0
         return hidden
+
+    def fold(
+        self,
+        cache: Cache,
+        records: Records,
+        counts: torch.Tensor,
+        source_slots: torch.Tensor,
+        target_slots: torch.Tensor,
+    ) -> None:
+        if not self.recurrent:
+            return
+        share = len(records.conv[0]) // len(counts)
+        for row, count in enumerate(counts.tolist()):
+            state = self._state(cache, int(source_slots[row]))
+            for token in records.conv[0][row * share : row * share + count, 0].tolist():
+                state = _advanced(state, int(token))
+            if count:
+                cache.recurrent[0][int(target_slots[row])] = state
+
+    def _state(self, cache: Cache, slot: int) -> int:
+        return int(cache.recurrent[0][slot]) if self.recurrent and slot >= 0 else 0
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden.float()

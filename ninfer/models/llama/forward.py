@@ -7,7 +7,7 @@ import torch
 from ninfer import ops
 from ninfer.models.llama.config import LlamaConfig
 from ninfer.models.llama.parameters import Layer, Parameters
-from ninfer.models.model import Batch, Cache, KvLayout, StateLayout
+from ninfer.models.model import Batch, Cache, KvLayout, Records, StateLayout
 
 
 class Llama:
@@ -37,7 +37,7 @@ class Llama:
     def state_layout(self) -> StateLayout:
         return StateLayout.none(self.dtype)
 
-    def forward(self, batch: Batch, cache: Cache) -> torch.Tensor:
+    def forward(self, batch: Batch, cache: Cache, records: Records | None = None) -> torch.Tensor:
         eps = self.config.rms_norm_eps
         x = ops.embedding(batch.tokens, self.parameters.token_embedding, self.dtype)
         for layer, pages in zip(self.parameters.layers, cache.kv, strict=True):
@@ -46,6 +46,16 @@ class Llama:
             h = ops.rms_norm(x, layer.post_attention_norm, eps, unit_offset=False)
             x = ops.linear(ops.linear_swiglu(h, layer.gate_up), layer.down, residual=x)
         return ops.rms_norm(x, self.parameters.final_norm, eps, unit_offset=False)
+
+    def fold(
+        self,
+        cache: Cache,
+        records: Records,
+        counts: torch.Tensor,
+        source_slots: torch.Tensor,
+        target_slots: torch.Tensor,
+    ) -> None:
+        """Nothing to do: keys and values behind a sequence's end are simply not read."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return ops.logits(hidden, self.parameters.output_head, self.public_tokens)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import torch
 
 from ninfer import ops
-from ninfer.models.model import Batch, Cache, KvLayout, StateLayout
+from ninfer.models.model import Batch, Cache, KvLayout, Records, StateLayout
 from ninfer.models.qwen3_5.config import AttentionConfig, DeltaNetConfig, TextConfig
 from ninfer.models.qwen3_5.parameters import Attention, DeltaNet, Parameters
 
@@ -47,14 +49,16 @@ class Qwen35:
             layers=len(mixers),
             history=c.taps - 1,
             channels=c.channels,
+            key_heads=c.key_heads,
             value_heads=c.value_heads,
             value_dim=c.value_head_dim,
             key_dim=c.key_head_dim,
             dtype=self.dtype,
         )
 
-    def forward(self, batch: Batch, cache: Cache) -> torch.Tensor:
+    def forward(self, batch: Batch, cache: Cache, records: Records | None = None) -> torch.Tensor:
         eps = self.config.rms_norm_eps
+        kept = repeat((None, None)) if records is None else zip(records.conv, records.delta, strict=True)
         x = ops.embedding(batch.tokens, self.parameters.token_embedding, self.dtype)
         attention_cache, delta_net_cache = iter(cache.kv), zip(cache.conv, cache.recurrent, strict=True)
         for layer in self.parameters.layers:
@@ -62,10 +66,23 @@ class Qwen35:
             if isinstance(layer.mixer, Attention):
                 x = self._attention(layer.mixer, h, x, batch, next(attention_cache))
             else:
-                x = self._delta_net(layer.mixer, h, x, batch, *next(delta_net_cache))
+                x = self._delta_net(layer.mixer, h, x, batch, *next(delta_net_cache), *next(kept))
             h = ops.rms_norm(x, layer.post_attention_norm, eps, unit_offset=True)
             x = ops.linear(ops.linear_swiglu(h, layer.gate_up), layer.down, residual=x)
         return ops.rms_norm(x, self.parameters.final_norm, eps, unit_offset=True)
+
+    def fold(
+        self,
+        cache: Cache,
+        records: Records,
+        counts: torch.Tensor,
+        source_slots: torch.Tensor,
+        target_slots: torch.Tensor,
+    ) -> None:
+        for columns, states in zip(records.conv, cache.conv, strict=True):
+            ops.fold_conv(columns, counts, states, source_slots, target_slots)
+        for columns, states in zip(records.delta, cache.recurrent, strict=True):
+            ops.fold_delta_net(columns, counts, states, source_slots, target_slots)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return ops.logits(hidden, self.parameters.output_head, self.public_tokens)
@@ -103,6 +120,8 @@ class Qwen35:
         batch: Batch,
         conv_states: torch.Tensor,
         states: torch.Tensor,
+        conv_records: torch.Tensor | None,
+        records: ops.DeltaRecords | None,
     ) -> torch.Tensor:
         """x + W_out (norm(delta_net(conv(q, k, v), g, beta)) * silu(z)); only q, k, v are convolved."""
         c = layer.config
@@ -110,17 +129,16 @@ class Qwen35:
         slots = batch.source_slots, batch.target_slots
         qkv, z = ops.linear(h, layer.query_key_value_z).split_with_sizes((c.channels, c.value_width), 1)
         g, beta = ops.gdn_gating(h, layer.a, layer.b, layer.a_log, layer.dt_bias)
-        qkv = ops.causal_conv(qkv, layer.convolution, conv_states, *slots)
+        qkv = ops.causal_conv(qkv, layer.convolution, conv_states, *slots, conv_records)
         q, k, v = qkv.split_with_sizes((c.key_width, c.key_width, c.value_width), 1)
         o = ops.gated_delta_net(
             q.view(columns, c.key_heads, c.key_head_dim),
             k.view(columns, c.key_heads, c.key_head_dim),
             v.view(columns, c.value_heads, c.value_head_dim),
-            g, beta, states, *slots,
+            g, beta, states, *slots, records,
         )  # fmt: skip
         y = ops.gated_rms_norm(
-            o, z.view(columns, c.value_heads, c.value_head_dim), layer.norm, self.config.rms_norm_eps
-        )
-        if layer.head_order is not None:
-            y = y.index_select(1, layer.head_order)
+            o, z.view(columns, c.value_heads, c.value_head_dim), layer.norm, self.config.rms_norm_eps,
+            layer.head_order,
+        )  # fmt: skip
         return ops.linear(y.view(columns, c.value_width), layer.output, residual=x)

@@ -1,9 +1,9 @@
 """Operators on the CPU: Numba kernels on PyTorch's thread pool, PyTorch where its own are as good."""
 
 from ninfer.ops.cpu.attend import paged_attention
-from ninfer.ops.cpu.choose import sample
-from ninfer.ops.cpu.convolve import causal_conv
-from ninfer.ops.cpu.delta import gated_delta_net
+from ninfer.ops.cpu.choose import clear_counts, count_tokens, draw
+from ninfer.ops.cpu.convolve import causal_conv, fold_conv
+from ninfer.ops.cpu.delta import fold_delta_net, gated_delta_net
 from ninfer.ops.cpu.gates import gdn_gating, sigmoid_mul
 from ninfer.ops.cpu.heads import qk_prepare
 from ninfer.ops.cpu.kernel import machine_threads
@@ -13,7 +13,12 @@ from ninfer.ops.cpu.recording import record
 
 __all__ = [
     "causal_conv",
+    "clear_counts",
+    "count_tokens",
+    "draw",
     "embedding",
+    "fold_conv",
+    "fold_delta_net",
     "gated_delta_net",
     "gated_rms_norm",
     "gdn_gating",
@@ -25,6 +30,5 @@ __all__ = [
     "qk_prepare",
     "record",
     "rms_norm",
-    "sample",
     "sigmoid_mul",
 ]

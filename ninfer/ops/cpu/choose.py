@@ -2,22 +2,21 @@
 
 Roofline: 4 bytes a score; 16 scores are compared with the twentieth best at once, and almost none passes, so
 a row of 248,077 takes about 20 us. The draw is done here as well: in Python it takes 200 us after a decode
-step has emptied the caches.
+step has emptied the caches. Rows are shared out among the threads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from ninfer.errors import OptionError
-from ninfer.ops.cpu.block import argument
-from ninfer.ops.cpu.functions import draw
+from ninfer.ops.cpu.block import argument, next_shared
+from ninfer.ops.cpu.functions import draw as random_number
 from ninfer.ops.cpu.instructions import device
-from ninfer.ops.cpu.kernel import Kernel, bits, launch
+from ninfer.ops.cpu.kernel import Kernel, launch, threads
 from ninfer.ops.cpu.simd import (
     add,
     any_greater,
@@ -25,6 +24,7 @@ from ninfer.ops.cpu.simd import (
     get_f32,
     get_f64,
     get_i32,
+    get_i64,
     load_f32,
     load_i32_as_f32,
     mul,
@@ -32,15 +32,15 @@ from ninfer.ops.cpu.simd import (
     put_f32,
     put_f64,
     put_i32,
-    put_i64,
     splat,
     stack,
     store_f32,
     sub,
     zeros,
 )
-from ninfer.ops.sampling import SamplingParams
+from ninfer.ops.sampling import CANDIDATES, Draws
 
+_PARALLEL = 1 << 14  # scores
 _LOWEST = np.float32(-np.inf)
 
 
@@ -86,26 +86,10 @@ def _find_best(scores, total, n, counts, presence, frequency, values, ids):
     return found
 
 
-def choose_kernel(data):
-    """The token of one row, or -1 if its best score is not finite.
-
-    Arguments: 0 scores, 1 how many, 2 candidates, 3 counts (int32) or 0, 4 presence, 5 frequency, 6
-    temperature, 7 top_p, 8 min_p (all float64), 9 seed, 10 position, 11 purpose, 12 where the token goes
-    (int64).
-    """
-    n, temperature = argument(data, 2), get_f64(data + 48)
-    top_p, min_p, out = get_f64(data + 56), get_f64(data + 64), argument(data, 12)
-    values, ids, weights = stack(4 * 32), stack(4 * 32), stack(8 * 32)
-    presence, frequency = get_f64(data + 32), get_f64(data + 40)
-    scores, size, counts = argument(data, 0), argument(data, 1), argument(data, 3)
-    found = _find_best(scores, size, n, counts, presence, frequency, values, ids)
+@device
+def _pick(values, found, temperature, top_p, min_p, u, weights):
+    """Which of the found scores (descending) the number u in [0, 1) stands for."""
     best = get_f32(values)
-    if found == 0 or best - best != 0.0:
-        put_i64(out, -1)
-        return
-    if temperature <= 0.0:
-        put_i64(out, get_i32(ids))
-        return
     total = 0.0
     for i in range(found):
         weight = math.exp((get_f32(values + 4 * i) * 1.0 - best) / temperature)
@@ -120,42 +104,129 @@ def choose_kernel(data):
         kept += 1
         if top_p < 1.0 and mass >= top_p * total:
             break
-    goal = draw(argument(data, 9), argument(data, 10), argument(data, 11)) * mass
+    goal = u * mass
     reached, chosen = 0.0, 0
     while chosen < kept - 1:
         reached += get_f64(weights + 8 * chosen)
         if reached > goal:
             break
         chosen += 1
-    put_i64(out, get_i32(ids + 4 * chosen))
+    return chosen
+
+
+def choose_kernel(data):
+    """An item is a row.
+
+    Arguments: 0 scores, 1 rows, 2 scores of a row, 3 out (int32), 4 counts; the tensors of `Draws`: 5
+    temperature, 6 top_p, 7 min_p, 8 presence, 9 frequency, 10 top_k, 11 seed, 12 position, 13 purpose, 14
+    count rows.
+    """
+    rows, size, out = argument(data, 1), argument(data, 2), argument(data, 3)
+    values, ids, weights = stack(4 * 32), stack(4 * 32), stack(8 * 32)
+    while True:
+        row = next_shared(data, 1)
+        if row >= rows:
+            break
+        purpose = get_i32(argument(data, 13) + 4 * row)
+        if purpose < 0:
+            put_i32(out + 4 * row, -2)
+            continue
+        presence = get_f64(argument(data, 8) + 8 * row)
+        frequency = get_f64(argument(data, 9) + 8 * row)
+        count_row, counts = get_i32(argument(data, 14) + 4 * row), 0
+        if count_row >= 0 and (presence != 0.0 or frequency != 0.0):
+            counts = argument(data, 4) + 4 * size * count_row
+        n = get_i32(argument(data, 10) + 4 * row)
+        if n < 1 or n > CANDIDATES:
+            n = CANDIDATES
+        n = min(n, size)
+        scores = argument(data, 0) + 4 * size * row
+        found = _find_best(scores, size, n, counts, presence, frequency, values, ids)
+        best = get_f32(values)
+        if found == 0 or best - best != 0.0:
+            put_i32(out + 4 * row, -1)
+            continue
+        chosen = 0
+        temperature = get_f64(argument(data, 5) + 8 * row)
+        if temperature > 0.0:
+            seed, position = get_i64(argument(data, 11) + 8 * row), get_i32(argument(data, 12) + 4 * row)
+            u = random_number(seed, position, purpose)
+            top_p, min_p = get_f64(argument(data, 6) + 8 * row), get_f64(argument(data, 7) + 8 * row)
+            chosen = _pick(values, found, temperature, top_p, min_p, u, weights)
+        put_i32(out + 4 * row, get_i32(ids + 4 * chosen))
+
+
+def count_kernel(data):
+    """For one thread. Arguments: 0 tokens, 1 count rows, 2 how many, 3 counts, 4 their row's length."""
+    tokens, rows, counts, size = argument(data, 0), argument(data, 1), argument(data, 3), argument(data, 4)
+    for b in range(argument(data, 2)):
+        token, row = get_i32(tokens + 4 * b), get_i32(rows + 4 * b)
+        if token >= 0 and row >= 0:
+            place = counts + 4 * (size * row + token)
+            put_i32(place, get_i32(place) + 1)
+
+
+def clear_kernel(data):
+    """For one thread. Arguments: 0 count rows, 1 how many, 2 counts, 3 their row's length."""
+    rows, counts, size = argument(data, 0), argument(data, 2), argument(data, 3)
+    for b in range(argument(data, 1)):
+        row = get_i32(rows + 4 * b)
+        if row >= 0:
+            for i in range(size):
+                put_i32(counts + 4 * (size * row + i), 0)
 
 
 _choose = Kernel(choose_kernel)
-_MOST_SIGNED = 1 << 63
+_count = Kernel(count_kernel, "count_tokens")
+_clear = Kernel(clear_kernel, "clear_counts")
+_REALS = ("temperature", "top_p", "min_p", "presence", "frequency")
+_INTEGERS = ("top_k", "seed", "position", "purpose", "count_rows")
 
 
-def sample(
-    logits: torch.Tensor,
-    params: Sequence[SamplingParams],
-    positions: Sequence[int],
-    purpose: int,
-    counts: torch.Tensor | None,
-) -> list[int]:
+def draw(logits: torch.Tensor, draws: Draws, counts: torch.Tensor) -> torch.Tensor:
     if logits.dtype != torch.float32 or not logits.is_contiguous():
         raise OptionError(f"scores must be contiguous float32, got {logits.dtype}")
-    if counts is not None and (
-        counts.dtype != torch.int32 or counts.shape != logits.shape or not counts.is_contiguous()
-    ):
-        raise OptionError(f"counts must be contiguous int32 {tuple(logits.shape)}, got {tuple(counts.shape)}")
-    count, total = logits.shape
-    tokens = torch.empty(count, dtype=torch.int64)
-    for b, (p, position) in enumerate(zip(params, positions, strict=True)):
-        penalized = counts is not None and (p.presence_penalty or p.frequency_penalty)
-        launch(
-            _choose.address, 1, 0, logits.data_ptr() + 4 * total * b, total, min(p.candidates, total),
-            counts.data_ptr() + 4 * total * b if penalized and counts is not None else 0,
-            bits(p.presence_penalty), bits(p.frequency_penalty), bits(p.temperature), bits(p.top_p),
-            bits(p.min_p), p.seed if p.seed < _MOST_SIGNED else p.seed - 2 * _MOST_SIGNED, position, purpose,
-            tokens.data_ptr() + 8 * b,
-        )  # fmt: skip
-    return tokens.tolist()
+    rows, size = logits.shape
+    _check_counts(counts, size)
+    fields = [getattr(draws, name) for name in (*_REALS, *_INTEGERS)]
+    for name, field in zip((*_REALS, *_INTEGERS), fields, strict=True):
+        kind = torch.float64 if name in _REALS else torch.int64 if name == "seed" else torch.int32
+        if field.shape != (rows,) or field.dtype != kind or not field.is_contiguous():
+            raise OptionError(
+                f"{name} of {rows} draws must be contiguous {kind} [{rows}], "
+                f"got {field.dtype} {tuple(field.shape)}"
+            )
+    out = torch.empty(rows, dtype=torch.int32)
+    team = threads() if rows > 1 and rows * size > _PARALLEL else 1
+    launch(
+        _choose.address, team, 0, logits.data_ptr(), rows, size, out.data_ptr(), counts.data_ptr(),
+        *(field.data_ptr() for field in fields),
+    )  # fmt: skip
+    return out
+
+
+def count_tokens(tokens: torch.Tensor, count_rows: torch.Tensor, counts: torch.Tensor) -> None:
+    _check_counts(counts, counts.shape[1])
+    if tokens.shape != count_rows.shape or not tokens.dtype == count_rows.dtype == torch.int32:
+        raise OptionError(
+            f"tokens and count rows must be int32 of one length, got {tokens.dtype} {tuple(tokens.shape)} "
+            f"and {count_rows.dtype} {tuple(count_rows.shape)}"
+        )
+    launch(
+        _count.address, 1, 0, tokens.data_ptr(), count_rows.data_ptr(), tokens.numel(), counts.data_ptr(),
+        counts.shape[1],
+    )  # fmt: skip
+
+
+def clear_counts(count_rows: torch.Tensor, counts: torch.Tensor) -> None:
+    _check_counts(counts, counts.shape[1])
+    if count_rows.dtype != torch.int32:
+        raise OptionError(f"count rows must be int32, got {count_rows.dtype}")
+    launch(
+        _clear.address, 1, 0, count_rows.data_ptr(), count_rows.numel(), counts.data_ptr(), counts.shape[1]
+    )
+
+
+def _check_counts(counts: torch.Tensor, size: int) -> None:
+    if counts.dtype != torch.int32 or counts.shape[1] != size or not counts.is_contiguous():
+        raise OptionError(f"counts must be contiguous int32 [rows, {size}], got {tuple(counts.shape)}")

@@ -17,6 +17,7 @@ from ninfer.ops.cpu.simd import (
     add,
     fma,
     get_f64,
+    get_i32,
     load_f32,
     mul,
     splat,
@@ -47,7 +48,7 @@ def norm_kernel(data):
     """An item is a row.
 
     Arguments: 0 x, 1 weight, 2 out, 3 rows, 4 width, 5 kind, 6 kind of weight, 7 added to weight, 8 eps, 9 z
-    or 0.
+    or 0, 10 heads (rows that share a row of z), 11 row stride of z in elements, 12 order of the heads or 0.
     """
     x, weight, out, rows = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
     width, kind, weight_kind, offset = (
@@ -62,6 +63,7 @@ def norm_kernel(data):
         argument(data, 10),
         argument(data, 11),
     )
+    order = argument(data, 12)
     row, factors, gates = stack(4 * width + 64), stack(4 * width + 64), stack(4 * width + 64)
     read_row(weight, weight_kind, width, factors)
     for start in range(0, width, 16):
@@ -72,19 +74,21 @@ def norm_kernel(data):
         if begin >= rows:
             break
         for item in range(begin, min(rows, begin + step)):
-            at = item * width * size_of(kind)
-            read_row(x + at, kind, width, row)
+            source = item
+            if order:
+                source = item - item % group + get_i32(order + 4 * (item % group))
+            read_row(x + source * width * size_of(kind), kind, width, row)
             inverse = inverse_rms(row, width, eps)
             for start in range(0, width, 16):
                 place = row + 4 * start
                 store_f32(place, mul(mul(load_f32(place), inverse), load_f32(factors + 4 * start)))
             if gate:
-                place = item // group * gate_stride + item % group * width
+                place = source // group * gate_stride + source % group * width
                 read_row(gate + size_of(kind) * place, kind, width, gates)
                 for start in range(0, width, 16):
                     place = row + 4 * start
                     store_f32(place, mul(load_f32(place), silu(load_f32(gates + 4 * start))))
-            write_row(row, out + at, kind, width)
+            write_row(row, out + item * width * size_of(kind), kind, width)
 
 
 _norm = Kernel(norm_kernel)
@@ -95,20 +99,28 @@ def _team(elements: int) -> int:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool) -> torch.Tensor:
-    return _run(x, weight, eps, int(unit_offset), 0, 1, 0)
+    return _run(x, weight, eps, int(unit_offset), (0, 1, 0, 0))
 
 
-def gated_rms_norm(o: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def gated_rms_norm(
+    o: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, head_order: torch.Tensor | None
+) -> torch.Tensor:
     if z.numel() != o.numel() or z.dtype != o.dtype:
         raise OptionError(f"a gate {tuple(z.shape)} {z.dtype} does not fit {tuple(o.shape)} {o.dtype}")
     if not z[0].is_contiguous():
         z = z.contiguous()
-    group = o.numel() // (z.shape[0] * o.shape[-1])
-    return _run(o, weight, eps, 0, z.data_ptr(), group, z.stride(0))
+    heads = o.numel() // (z.shape[0] * o.shape[-1])
+    if head_order is not None and (head_order.shape != (heads,) or head_order.dtype != torch.int32):
+        raise OptionError(
+            f"an order of {heads} heads must be int32 [{heads}], got {head_order.dtype} "
+            f"{tuple(head_order.shape)}"
+        )
+    order = 0 if head_order is None else head_order.data_ptr()
+    return _run(o, weight, eps, 0, (z.data_ptr(), heads, z.stride(0), order))
 
 
 def _run(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, offset: int, gate: int, group: int, stride: int
+    x: torch.Tensor, weight: torch.Tensor, eps: float, offset: int, gate: tuple[int, int, int, int]
 ) -> torch.Tensor:
     width = x.shape[-1]
     if weight.numel() != width:
@@ -118,6 +130,6 @@ def _run(
     count = x.numel()
     launch(
         _norm.address, _team(count), 0, x.data_ptr(), weight.data_ptr(), out.data_ptr(), count // width,
-        width, kind_of(x), kind_of(weight), offset, bits(eps), gate, group, stride,
+        width, kind_of(x), kind_of(weight), offset, bits(eps), *gate,
     )  # fmt: skip
     return out

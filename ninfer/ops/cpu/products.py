@@ -12,14 +12,42 @@ import torch.nn.functional as F
 
 from ninfer.errors import OptionError
 from ninfer.ops.cpu import amx, small, wide
-from ninfer.ops.cpu.access import BF16, FLOAT32, ROUNDED, kind_of
-from ninfer.ops.cpu.kernel import launch, threads
+from ninfer.ops.cpu.access import BF16, FLOAT32, ROUNDED, kind_of, load_some, size_of, store_some
+from ninfer.ops.cpu.block import argument, next_shared
+from ninfer.ops.cpu.functions import silu
+from ninfer.ops.cpu.kernel import Kernel, launch, threads
 from ninfer.ops.cpu.plan import Plan, Segment, plan_of
+from ninfer.ops.cpu.simd import mul, stack
 from ninfer.ops.weights import Matrix
 
 SMALL_COLUMNS = 16
-SMALL_COLUMNS_WITH_TILES = 4
+"""Up to so many columns one route is taken, whose results for a column depend on nothing else in the call."""
 _DECODED_ROWS = 2048
+_PARALLEL = 1 << 13  # elements
+_BLOCK = 1024
+
+
+def swiglu_kernel(data):
+    """`out = silu(gate) * up`. Arguments: 0 rows of gate, then up (float32), 1 out, 2 T, 3 width, 4 kind of
+    out."""
+    both, out, rows = argument(data, 0), argument(data, 1), argument(data, 2)
+    width, kind = argument(data, 3), argument(data, 4)
+    scratch = stack(64)
+    blocks = (width + _BLOCK - 1) // _BLOCK
+    while True:
+        item = next_shared(data, 1)
+        if item >= rows * blocks:
+            break
+        row, begin = item // blocks, item % blocks * _BLOCK
+        for at in range(begin, min(width, begin + _BLOCK), 16):
+            count = min(16, width - at)
+            gate = both + 4 * (2 * width * row + at)
+            value = silu(load_some(gate, FLOAT32, count, scratch))
+            value = mul(value, load_some(gate + 4 * width, FLOAT32, count, scratch))
+            store_some(out + size_of(kind) * (width * row + at), kind, value, count, scratch)
+
+
+_swiglu = Kernel(swiglu_kernel)
 
 
 def linear(x: torch.Tensor, w: Matrix, residual: torch.Tensor | None) -> torch.Tensor:
@@ -46,9 +74,8 @@ def linear_swiglu(x: torch.Tensor, gate_up: Matrix) -> torch.Tensor:
     if not plan.halves:
         return _swiglu_of_different_formats(x, plan, gate_up, out)
     kind = kind_of(x)
-    tiles = _has_tiles(kind)
-    if x.shape[0] > (SMALL_COLUMNS_WITH_TILES if tiles else SMALL_COLUMNS):
-        if tiles:
+    if x.shape[0] > SMALL_COLUMNS:
+        if _has_tiles(kind):
             packed = _Packed(x, plan)
             for pair in plan.halves:
                 packed.multiply(pair.left, pair.address, out, kind, None, pair.first, pair.rows, 1)
@@ -109,8 +136,7 @@ def product(
     `exact` keeps weights in float32 on every route.
     """
     kind = kind_of(x)
-    tiles = _has_tiles(kind) and not exact
-    if x.shape[0] <= (SMALL_COLUMNS_WITH_TILES if tiles else SMALL_COLUMNS):
+    if x.shape[0] <= SMALL_COLUMNS:
         source = _Columns(x, kind, plan)
         add, add_kind = (0, 0) if residual is None else (residual.data_ptr(), kind_of(residual))
         for segment in plan.segments:
@@ -122,7 +148,7 @@ def product(
                 source.address(segment), out.data_ptr(), add, x.shape[0], kind, out_kind, rows, segment.first,
                 count, 0, add_kind,
             )  # fmt: skip
-    elif tiles:
+    elif _has_tiles(kind) and not exact:
         packed = _Packed(x, plan)
         for segment in plan.segments:
             count = min(segment.rows, rows - segment.first)
@@ -229,6 +255,8 @@ def _swiglu_of_different_formats(
 ) -> torch.Tensor:
     both = torch.empty((x.shape[0], gate_up.rows), dtype=torch.float32)
     product(x, plan, both, FLOAT32, None, gate_up.rows)
-    gate, up = both.chunk(2, -1)
-    out.copy_(F.silu(gate).mul_(up))
+    launch(
+        _swiglu.address, threads() if out.numel() > _PARALLEL else 1, 0, both.data_ptr(), out.data_ptr(),
+        x.shape[0], out.shape[1], kind_of(out),
+    )  # fmt: skip
     return out
