@@ -123,6 +123,10 @@ class Model(Protocol):
 
     def state_layout(self) -> StateLayout: ...
 
+    def workspace_bytes(self, columns: int) -> int:
+        """About what a forward pass of so many columns of one row takes for a moment, not more."""
+        ...
+
     def forward(self, batch: Batch, cache: Cache, records: Records | None = None) -> torch.Tensor:
         """Hidden states `[T, hidden_size]` after the final norm; appends KV and advances states.
 

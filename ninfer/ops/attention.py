@@ -25,6 +25,11 @@ class KvPages:
     k: torch.Tensor
     v: torch.Tensor
 
+    def copy(self, source: int, target: int) -> None:
+        """Make a page like another."""
+        for plane in (self.k, self.v):
+            plane[target].copy_(plane[source])
+
 
 def qk_prepare(
     q: torch.Tensor,

@@ -88,7 +88,7 @@ class Program:
             elif unit is Unit.CONTROL:
                 self._control(rows, columns)
             else:
-                self._fold(rows, columns)
+                self._fold(rows)
         self._egress["seconds"] = perf_counter() - begin
         return self._egress
 
@@ -106,7 +106,8 @@ class Program:
     def _prefill(self, columns: int) -> None:
         header = self._ingress[0]
         if header["copy_source"] >= 0:
-            ops.copy_page(self._cache.kv, int(header["copy_source"]), int(header["copy_target"]))
+            for pages in self._cache.kv:
+                pages.copy(int(header["copy_source"]), int(header["copy_target"]))
         hidden = self._model.forward(self._batch(1, columns), self._cache)
         if header["purpose"][0] >= 0:
             ops.clear_counts(self._fields["count_rows"][:1], self._counts)
@@ -149,13 +150,12 @@ class Program:
             for column in range(columns):
                 ops.count_tokens(batch.tokens[column : column + 1], count_rows, self._counts)
 
-    def _fold(self, rows: int, columns: int) -> None:
+    def _fold(self, rows: int) -> None:
         assert self._records is not None, "a fold needs rounds of several columns"
         fields = self._fields
         self._model.fold(
             self._cache,
             self._records,
-            columns,
             fields["counts"][:rows],
             fields["source_slots"][:rows],
             fields["target_slots"][:rows],

@@ -37,6 +37,11 @@ class Llama:
     def state_layout(self) -> StateLayout:
         return StateLayout.none(self.dtype)
 
+    def workspace_bytes(self, columns: int) -> int:
+        """An MLP's activations, beside the residual and a few of its copies."""
+        c = self.config
+        return columns * self.dtype.itemsize * (4 * c.hidden_size + 3 * c.intermediate_size)
+
     def forward(self, batch: Batch, cache: Cache, records: Records | None = None) -> torch.Tensor:
         eps = self.config.rms_norm_eps
         x = ops.embedding(batch.tokens, self.parameters.token_embedding, self.dtype)

@@ -56,6 +56,17 @@ class Qwen35:
             dtype=self.dtype,
         )
 
+    def workspace_bytes(self, columns: int) -> int:
+        """The larger of an MLP's activations and the float32 stages of a chunked delta rule, beside the
+        residual and a few of its copies."""
+        c, size = self.config, self.dtype.itemsize
+        widths = [3 * c.intermediate_size * size]
+        for mixer in c.mixers:
+            if isinstance(mixer, DeltaNetConfig):
+                heads = mixer.value_heads
+                widths.append(4 * heads * (4 * mixer.key_head_dim + 5 * mixer.value_head_dim + 3 * ops.CHUNK))
+        return columns * (4 * c.hidden_size * size + max(widths))
+
     def forward(self, batch: Batch, cache: Cache, records: Records | None = None) -> torch.Tensor:
         eps = self.config.rms_norm_eps
         kept = repeat((None, None)) if records is None else zip(records.conv, records.delta, strict=True)
