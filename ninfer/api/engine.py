@@ -195,7 +195,9 @@ class Engine:
             raise OptionError("the rendered prompt is empty; give a message with text")
         return self._submit(prompt, options, begin)
 
-    def generate(self, prompt: Prompt | Sequence[int], options: GenerationOptions | None = None) -> Generation:
+    def generate(
+        self, prompt: Prompt | Sequence[int], options: GenerationOptions | None = None
+    ) -> Generation:
         """Continue a rendered prompt (`frontend.render`) or plain token ids.
 
         The request is queued at once. Raises `ContextLengthError` for a prompt that is too long,

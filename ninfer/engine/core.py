@@ -28,7 +28,6 @@ from ninfer.engine.units import UnitWriter, penalized
 from ninfer.errors import (
     EngineError,
     ModelError,
-    OptionError,
     OverloadedError,
     QueueTimeoutError,
     UnavailableError,
@@ -95,9 +94,7 @@ class Core:
 
         Raises `OverloadedError`, `UnavailableError`, and what `request.budget` raises.
         """
-        sized = budget(
-            request, session, max_context=self.plan.max_context, public_tokens=self._public_tokens
-        )
+        sized = budget(request, session, max_context=self.plan.max_context, public_tokens=self._public_tokens)
         wait = self.policy.pending_timeout if timeout is None else timeout
         if wait is not None and wait <= 0:
             raise QueueTimeoutError("the request's time was over before it could be queued")
@@ -359,7 +356,7 @@ class Core:
         tickets = [self._ticket(lane)[0] for lane in lanes]
         sequences = [self._ticket(lane)[1] for lane in lanes]
         begin = perf_counter()
-        drafts = [self._propose(ticket, sequence) for ticket, sequence in zip(tickets, sequences, strict=True)]
+        drafts = [self._propose(t, s) for t, s in zip(tickets, sequences, strict=True)]
         for sequence, draft in zip(sequences, drafts, strict=True):
             sequence.map_to(sequence.frontier + 1 + len(draft))
         egress = self._run(self._writer.round(lanes, tickets, drafts))
@@ -517,8 +514,8 @@ class Core:
             error = UnavailableError("the engine was closed before the answer was complete")
             if self._error is not None:
                 error = UnavailableError(
-                    f"the engine failed before the answer was complete ({_name(self._error)}); load the model "
-                    f"again"
+                    f"the engine failed before the answer was complete ({_name(self._error)}); "
+                    f"load the model again"
                 )
                 error.__cause__ = self._error
             ticket.sequence = None

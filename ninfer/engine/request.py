@@ -102,8 +102,8 @@ class State(Enum):
 
 @dataclass(eq=False)
 class Ticket:
-    """A request from submission to its end. All but `mailbox` and two flags belongs to the worker: `cancelled`,
-    and `gone` once the consumer reads no more.
+    """A request from submission to its end. All but `mailbox` and two flags belongs to the worker:
+    `cancelled`, and `gone` once the consumer reads no more.
 
     Times are `perf_counter` seconds; `order` is the place in the queue.
     """

@@ -6,7 +6,8 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 from ninfer.engine.prefix import Kind, Match, PrefixCache
-from ninfer.runtime.pages import PAGE, PagePool
+from ninfer.ops import PAGE
+from ninfer.runtime.pages import PagePool
 from ninfer.runtime.slots import SlotPool
 
 

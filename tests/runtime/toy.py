@@ -56,6 +56,9 @@ class ToyModel:
             StateLayout(1, 1, 1, 1, 1, 1, 1, self.dtype) if self.recurrent else StateLayout.none(self.dtype)
         )
 
+    def workspace_bytes(self, columns: int) -> int:
+        return 4 * PUBLIC * columns
+
     def forward(self, batch: Batch, cache: Cache, records: Records | None = None) -> torch.Tensor:
         tokens, positions = batch.tokens.tolist(), batch.positions.tolist()
         self.widths.append(len(tokens))
@@ -67,6 +70,8 @@ class ToyModel:
             state = self._state(cache, int(batch.source_slots[row]))
             for column in range(row * width, (row + 1) * width):
                 token, position = tokens[column], positions[column]
+                if position < 0:
+                    continue
                 keys[pages[position // 64] * 64 + position % 64] = token + 1
                 state = _advanced(state, token)
                 if self.recurrent and records is None:
