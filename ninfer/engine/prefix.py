@@ -55,7 +55,8 @@ class PrefixCache:
         self._capacity = snapshots
         self._root = Node(None, b"", -1)
         self._shelf = Shelf(pages, recurrent=recurrent)
-        self._snapshots: list[Snapshot] = []
+        self._snapshots: dict[int, Snapshot] = {}
+        """By slot."""
         self._blocks = 0
         self._lineages = count(1)
         self._clock = count()
@@ -185,6 +186,8 @@ class PrefixCache:
         pages[b] has the KV of tokens 64b … 64b+63 as far as they are committed; the caller still has them
         locked. active: the lane goes on using them (it may write only columns past the frontier). Then
         nothing is inserted beneath a block that the cache has in another page; publish again at the end.
+        An active lane reads the slot that it gave away once more, in its next unit: the snapshot is pinned
+        until it calls `unpin(slot)`.
         """
         packed = pack(tokens[:frontier])
         full = frontier // BLOCK
@@ -201,9 +204,10 @@ class PrefixCache:
             own = own and child.page == pages[block]
             node = child
         tail = cut(packed, BLOCK * full, frontier)
-        may_insert = own or not active
+        if active and not own:
+            return False
         if not self._recurrent:
-            if tail and may_insert and not node.covered(tail):
+            if tail and not node.covered(tail):
                 self._insert(node, tail, pages[full])
             return False
         if slot is None or frontier == 0:
@@ -212,17 +216,25 @@ class PrefixCache:
         if place is not None and place.snapshot is not None:
             self._refresh(place.snapshot, kind, lineage)
             return False
-        if (place is None and not may_insert) or not self._make_room():
+        if not self._make_room():
             return False
         if place is None:
             place = self._insert(node, tail, pages[full])
-        self._attach(place, slot, kind, lineage)
+        self._attach(place, slot, kind, lineage).pins = int(active)
         return True
+
+    def unpin(self, slot: int) -> None:
+        """The active lane that gave this slot away has advanced to another one, or ends."""
+        snapshot = self._snapshots.get(slot)
+        if snapshot is None or snapshot.pins == 0:
+            raise ValueError(f"slot {slot} has no pinned snapshot")
+        snapshot.pins -= 1
 
     def clear(self) -> None:
         """Forget all that no lane uses."""
-        for snapshot in [snapshot for snapshot in self._snapshots if snapshot.pins == 0]:
-            self._forget(snapshot)
+        for snapshot in list(self._snapshots.values()):
+            if snapshot.pins == 0:
+                self._forget(snapshot)
         while nodes := self._shelf.next():
             for node in nodes:
                 self._remove(node)
@@ -245,26 +257,27 @@ class PrefixCache:
             else:
                 assert node.snapshot is None
                 assert node.parent.redundant(node.key) is None, "a block repeats the beginning of another"
-        assert {id(node.snapshot) for node in nodes if node.snapshot} == {id(s) for s in self._snapshots}
-        assert len(self._snapshots) <= self._capacity
-        assert len({snapshot.slot for snapshot in self._snapshots}) == len(self._snapshots)
-        for snapshot in self._snapshots:
+        assert sum(node.snapshot is not None for node in nodes) == len(self._snapshots) <= self._capacity
+        for slot, snapshot in self._snapshots.items():
+            assert snapshot.slot == slot
+            assert snapshot.node.attached
             assert snapshot.node.snapshot is snapshot
             assert snapshot.frontier == snapshot.node.end
             assert self._slots.taken(snapshot.slot)
             assert not snapshot.pins or self._pages.users(snapshot.node.page)
         self._shelf.check()
 
-    def _attach(self, node: Node, slot: int, kind: Kind, lineage: int) -> None:
+    def _attach(self, node: Node, slot: int, kind: Kind, lineage: int) -> Snapshot:
         snapshot = Snapshot(node.end, slot, kind, node, lineage, floor=self._floor, used=next(self._clock))
         if kind is Kind.PREAMBLE:
             # Many conversations resume from it, so it belongs to none; each of them gets its own number.
             snapshot.lineage = self.new_lineage()
         node.snapshot = snapshot
         snapshot.revalue()
-        self._snapshots.append(snapshot)
+        self._snapshots[slot] = snapshot
         self._shelf.offer(node.page)
         self._supersede(snapshot, kind)
+        return snapshot
 
     def _refresh(self, snapshot: Snapshot, kind: Kind, lineage: int) -> None:
         """Another lane has come to the same state: it is wanted as if that lane had resumed from it."""
@@ -281,14 +294,14 @@ class PrefixCache:
         self._shelf.offer(snapshot.node.page)
 
     def _supersede(self, newest: Snapshot, kind: Kind) -> None:
-        for old in supersede(self._snapshots, newest, kind):
+        for old in supersede(self._snapshots.values(), newest, kind):
             self._shelf.offer(old.node.page)
 
     def _make_room(self) -> bool:
         """See to it that one more snapshot is allowed; False if all are pinned, or none is ever allowed."""
         if len(self._snapshots) < self._capacity:
             return True
-        victim = choose_victim(self._snapshots)
+        victim = choose_victim(self._snapshots.values())
         if victim is None:
             return False
         if not victim.superseded:
@@ -313,7 +326,7 @@ class PrefixCache:
         """Drop a snapshot; a partial block has no use without it."""
         node = snapshot.node
         node.snapshot = None
-        self._snapshots.remove(snapshot)
+        del self._snapshots[snapshot.slot]
         self._slots.give(snapshot.slot)
         if node.partial:
             self._remove(node)

@@ -54,14 +54,14 @@ def plan_taps(
             position = _snap(goal, base, boundaries, chunk, taps)
             if _gap(position, base, taps) >= max(1024, chunk):
                 taps[position] = Kind.TAP
-        if opener is None and len(taps) < limit:
+        if opener is None:
             start = max(taps, default=base)
             position = start + (prompt_tokens - 1 - start) // chunk * chunk
             if position - start > _NEAR:
                 taps[position] = Kind.TAP
         if len(taps) <= limit:
             return tuple(Tap(position, taps[position]) for position in sorted(taps))
-    raise AssertionError("the exact taps alone are within the limit")
+    return tuple(Tap(position, exact[position]) for position in sorted(exact))
 
 
 def next_cut(frontier: int, prompt_tokens: int, chunk: int, taps: Sequence[Tap]) -> int:
