@@ -146,20 +146,6 @@ class PrefixCache:
         if match.tail is not None:
             self._pages.unlock(match.tail.page)
 
-    def pin(self, slot: int) -> None:
-        """A lane goes on from the state in a slot that is the cache's: the snapshot stays until `unpin`."""
-        self._at(slot).pins += 1
-
-    def unpin(self, slot: int) -> None:
-        """The lane has advanced to a slot of its own."""
-        self._at(slot).pins -= 1
-
-    def _at(self, slot: int) -> Snapshot:
-        for snapshot in self._snapshots:
-            if snapshot.slot == slot:
-                return snapshot
-        raise ValueError(f"no snapshot is in slot {slot}")
-
     def release(self, match: Match) -> None:
         """Undo `lock`: the request didn't begin."""
         self.unlock_tail(match)

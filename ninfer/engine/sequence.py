@@ -113,7 +113,6 @@ class Sequence:
         if taken:
             self._own.remove(self.source)
             self._own.append(self._pools.slots.take())
-            self._pools.cache.pin(self.source)
             self._pinned = self.source
         return taken
 
