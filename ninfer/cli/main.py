@@ -6,20 +6,19 @@ The answer goes to stdout as it is made; reasoning, progress and the report go t
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from ninfer.cli.common import number, program, run, whole
 from ninfer.errors import OptionError
+from ninfer.formats import KvFormat
 
 app = program()
 
 # Known options that wait for later work: refused in a sentence, never ignored.
 # Option -> what it needs.
 _LATER = {
-    "--kv-capacity": "the engine for several requests",
-    "--vram-headroom-mib": "the CUDA backend",
     "--device": "the CUDA backend",
     "--no-cuda-graph": "the CUDA backend",
     "--embedding-host": "the CUDA backend",
@@ -56,7 +55,31 @@ def ninfer(
     prefill_chunk: Annotated[
         int, whole("--prefill-chunk", "Prompt tokens per step, a multiple of 128.")
     ] = 1024,
-    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="KV cache format: bf16.")] = "bf16",
+    max_concurrency: Annotated[
+        int, whole("--max-concurrency", "Requests that memory is planned for, 1..8.")
+    ] = 1,
+    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="|".join(KvFormat))] = "bf16",
+    kv_capacity: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-capacity",
+            help="Tokens of KV cache, or auto: what memory allows (--max-context).",
+            metavar="N|auto",
+        ),
+    ] = None,
+    headroom_mib: Annotated[
+        int | None, whole("--vram-headroom-mib", "Memory that --kv-capacity auto leaves free (1024).")
+    ] = None,
+    device_state_slots: Annotated[
+        int | None,
+        whole("--device-state-slots", "Recurrent states that the prefix cache keeps (concurrency + 4)."),
+    ] = None,
+    turn_anchors: Annotated[
+        int, whole("--turn-anchors", "Message starts before the last one that are kept exactly.")
+    ] = 1,
+    no_prefix_reuse: Annotated[
+        bool, typer.Option("--no-prefix-reuse", help="Compute every prompt from its beginning.")
+    ] = False,
     threads: Annotated[int | None, whole("--threads", "CPU threads (default: from the machine).")] = None,
     chat_template: Annotated[
         Path | None, typer.Option("--chat-template", help="Jinja file in place of the artifact's template.")
@@ -100,8 +123,12 @@ def ninfer(
     conversation, tools = _conversation(prompt, messages) if one_shot else ([], None)
     if log_level not in _LOG_LEVELS:
         raise OptionError(f"invalid log level: {log_level}; use one of {', '.join(_LOG_LEVELS)}")
-    if kv_dtype != "bf16":
-        raise OptionError(f"--kv-dtype {kv_dtype} is not available in this version; use bf16")
+    if kv_dtype not in list(KvFormat):
+        raise OptionError(f"invalid --kv-dtype: {kv_dtype}; use one of {', '.join(KvFormat)}")
+    if no_prefix_reuse and device_state_slots is not None:
+        raise OptionError("--no-prefix-reuse cannot be combined with --device-state-slots; drop one of them")
+    if headroom_mib is not None and kv_capacity != "auto":
+        raise OptionError("--vram-headroom-mib requires --kv-capacity auto")
 
     from ninfer.api import EngineOptions, GenerationOptions
     from ninfer.cli.answer import Answerer, load
@@ -126,6 +153,13 @@ def ninfer(
     engine_options = EngineOptions(
         max_context=max_context,
         prefill_chunk=prefill_chunk,
+        max_concurrency=max_concurrency,
+        kv_capacity=_capacity(kv_capacity),
+        headroom_mib=headroom_mib,
+        kv_dtype=kv_dtype,
+        state_slots=device_state_slots,
+        prefix_reuse=not no_prefix_reuse,
+        turn_anchors=turn_anchors,
         chat_template=None if chat_template is None else _read_text(chat_template, "chat template"),
         threads=threads,
     )
@@ -157,6 +191,15 @@ def _conversation(prompt: str | None, messages: Path | None) -> tuple[list[dict[
     if not content.strip():
         raise OptionError(f"the prompt from {source} is empty; give it some text")
     return [{"role": "user", "content": content}], None
+
+
+def _capacity(text: str | None) -> int | Literal["auto"] | None:
+    """The value of --kv-capacity."""
+    if text is None or text == "auto":
+        return text
+    if not (text.isascii() and text.isdigit()) or not 0 < int(text) < 2**32:
+        raise OptionError(f"invalid --kv-capacity: {text}; give a number of tokens or auto")
+    return int(text)
 
 
 def _read_bytes(path: Path, what: str) -> bytes:

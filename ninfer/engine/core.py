@@ -151,6 +151,7 @@ class Core:
             self._stopping = True
             self._condition.notify()
         self._thread.join()
+        self._run = _gone
 
     def _cancel(self, ticket: Ticket, *, gone: bool) -> None:
         """`gone`: the consumer won't read any more, so the request's place is free once it has ended."""
@@ -528,6 +529,11 @@ class Core:
         assert ticket is not None
         assert ticket.sequence is not None
         return ticket, ticket.sequence
+
+
+def _gone(record: np.ndarray) -> np.ndarray:
+    """In place of the Program once it is given up, so that its memory isn't kept."""
+    raise UnavailableError("the engine is closed; load the model again")
 
 
 def _name(error: BaseException) -> str:

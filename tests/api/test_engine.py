@@ -1,5 +1,6 @@
 """The public engine on a tiny model: order of use, threads, and what is refused."""
 
+import asyncio
 import gc
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import torch
 import ninfer
 from ninfer import Done, Engine, EngineOptions, FinishReason, GenerationOptions, Output, Started
 from ninfer.api import Event
-from ninfer.errors import CapacityError, EngineError, OptionError
+from ninfer.errors import ContextLengthError, OptionError, OverloadedError, UnavailableError
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -52,25 +53,38 @@ def test_text_is_the_content_and_events_come_once(engine: Engine):
     assert engine.chat(HELLO, GenerationOptions(max_new=4)).text() == ""  # all of it is reasoning
 
 
-def test_cancelled_before_it_began(engine: Engine):
+def test_cancelled_before_it_is_read(engine: Engine):
     generation = engine.chat(HELLO)
     generation.cancel()
-    started, done = list(generation)
-    assert isinstance(started, Started)
+    *_, done = list(generation)
     assert isinstance(done, Done)
     assert done.statistics.finish_reason is FinishReason.CANCELLED
-    assert done.statistics.token_ids == ()
 
 
-def test_another_answer_ends_the_one_under_way(engine: Engine):
-    first = iter(engine.chat(HELLO, GenerationOptions(max_new=100)))
-    next(first)
-    next(first)
-    unstarted = engine.chat(HELLO)
-    assert len(ids(answer(engine))) == 4
-    with pytest.raises(EngineError, match="ended early: another one was begun"):
-        next(first)
-    assert isinstance(next(iter(unstarted)), Started)
+def test_answers_queue_up_in_order(engine: Engine):
+    expected = [ids(answer(engine, max_new=30, seed=seed)) for seed in range(3)]
+    generations = [engine.chat(HELLO, GenerationOptions(max_new=30, seed=seed)) for seed in range(3)]
+    assert [ids(list(generation)) for generation in reversed(generations)] == expected[::-1]
+
+
+def test_several_answers_at_a_time(tiny: Path):
+    options = EngineOptions(threads=1, max_concurrency=4, kv_capacity=2048, max_context=512)
+    with Engine.load(tiny, options) as engine:
+        expected = [ids(answer(engine, max_new=30, seed=seed, prefix_reuse=False)) for seed in range(8)]
+        options = [GenerationOptions(max_new=30, seed=seed, prefix_reuse=False) for seed in range(8)]
+        before = engine.statistics()
+        generations = [engine.chat(HELLO, one) for one in options]
+        assert [ids(list(generation)) for generation in generations] == expected
+        after = engine.statistics()
+        assert after.rounds - before.rounds < after.row_rounds - before.row_rounds
+
+        async def collect(one: GenerationOptions) -> tuple[int, ...]:
+            return ids([event async for event in engine.chat(HELLO, one)])
+
+        async def together() -> list[tuple[int, ...]]:
+            return await asyncio.gather(*map(collect, options))
+
+        assert asyncio.run(together()) == expected
 
 
 def test_a_consumer_that_fails_or_leaves_costs_nothing(engine: Engine):
@@ -82,35 +96,55 @@ def test_a_consumer_that_fails_or_leaves_costs_nothing(engine: Engine):
         assert ids(answer(engine, max_new=12)) == expected
 
 
-def test_threads_take_turns(engine: Engine):
-    """Whoever began last finishes; the others are told. None gets tokens that are not its own."""
+def test_threads_get_their_own_tokens(engine: Engine):
     expected = {seed: ids(answer(engine, max_new=30, seed=seed)) for seed in range(4)}
     finished: dict[int, tuple[int, ...]] = {}
-    refused: list[int] = []
 
     def work(seed: int) -> None:
-        try:
-            finished[seed] = ids(answer(engine, max_new=30, seed=seed))
-        except EngineError:
-            refused.append(seed)
+        finished[seed] = ids(answer(engine, max_new=30, seed=seed))
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert finished
-    assert len(finished) + len(refused) == 4
-    assert finished == {seed: expected[seed] for seed in finished}
+    assert finished == expected
 
 
-def test_errors_come_from_chat_or_the_first_event(engine: Engine):
-    long = [{"role": "user", "content": "word " * 600}]
-    generation = engine.chat(long)
-    with pytest.raises(CapacityError, match="context holds 512"):
-        next(iter(generation))
+def test_a_conversation_computes_only_its_new_part(engine: Engine):
+    turn = [*HELLO, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Tell me."}]
+    first, again = (answer(engine, max_new=4, thinking=False, seed=9) for _ in range(2))
+    assert isinstance(first[0], Started)
+    assert isinstance(again[0], Started)
+    assert 0 < again[0].reused_tokens < again[0].prompt_tokens
+    assert ids(first) == ids(again)
+    options = GenerationOptions(max_new=4, prefix_reuse=False)
+    [started, *_] = engine.chat(turn, options)
+    assert isinstance(started, Started)
+    assert started.reused_tokens == 0
+
+
+def test_plain_tokens_are_continued(engine: Engine):
+    events = list(engine.generate([5, 6, 7], GenerationOptions(max_new=3, temperature=0)))
+    assert len(ids(events)) == 3
+    with pytest.raises(OptionError, match="not below"):
+        engine.generate([5, 1 << 20])
+
+
+def test_errors_come_at_once(engine: Engine):
+    with pytest.raises(ContextLengthError, match="context holds 512"):
+        engine.chat([{"role": "user", "content": "word " * 600}])
     with pytest.raises(ninfer.NInferError, match="no messages"):
         engine.chat([])
+
+
+def test_a_full_queue_is_an_error_of_its_own(tiny: Path):
+    with Engine.load(tiny, EngineOptions(threads=1, max_pending=1)) as engine:
+        busy = [engine.chat(HELLO, GenerationOptions(max_new=400)) for _ in range(2)]
+        with pytest.raises(OverloadedError, match="the queue is full: 2 requests"):
+            engine.chat(HELLO)
+        for generation in busy:
+            generation.close()
 
 
 def test_an_empty_template_is_refused(tiny: Path):
@@ -126,14 +160,16 @@ def test_a_closed_engine_says_so(tiny: Path):
     events = iter(engine.chat(HELLO))
     later = engine.chat(HELLO)
     next(events)
+    assert engine.health().available
     engine.close()
     engine.close()
-    with pytest.raises(EngineError, match="the engine closed"):
-        next(events)
-    with pytest.raises(EngineError, match="the engine is closed"):
-        next(iter(later))
-    with pytest.raises(EngineError, match="the engine is closed"):
-        engine.chat(HELLO).text()
+    with pytest.raises(UnavailableError, match="the engine was closed"):
+        list(events)
+    with pytest.raises(UnavailableError, match="the engine was closed"):
+        list(later)
+    with pytest.raises(UnavailableError, match="the engine is closed"):
+        engine.chat(HELLO)
+    assert not engine.health().available
 
 
 def test_closing_frees_the_weights(tiny: Path):

@@ -10,7 +10,7 @@ from ninfer.errors import OptionError
 from ninfer.frontend import SamplingPreset
 
 BOUNDS = [
-    (GenerationOptions, "max_new", 1, 2**32 - 1),
+    (GenerationOptions, "max_new", 0, 2**32 - 1),
     (GenerationOptions, "thinking_budget", 1, 2**32 - 1),
     (GenerationOptions, "temperature", 0, 2),
     (GenerationOptions, "top_p", 0, 1),
@@ -21,6 +21,11 @@ BOUNDS = [
     (GenerationOptions, "frequency_penalty", -2, 2),
     (EngineOptions, "max_context", 1, 2**32 - 1),
     (EngineOptions, "prefill_chunk", 1, 2**32 - 1),
+    (EngineOptions, "max_concurrency", 1, 8),
+    (EngineOptions, "kv_capacity", 1, 2**32 - 1),
+    (EngineOptions, "state_slots", 0, 4096),
+    (EngineOptions, "turn_anchors", 0, 4096),
+    (EngineOptions, "max_pending", 0, 2**32 - 1),
     (EngineOptions, "threads", 1, 1024),
 ]
 REAL = {"temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"}
