@@ -8,52 +8,8 @@ import torch
 from ninfer.errors import OptionError
 from ninfer.ops import causal_conv, gated_delta_net, gdn_gating
 from tests.ops.criteria import CONTROL, ELEMENTWISE, GDN_OUTPUT, GDN_STATE, criterion
+from tests.ops.delta import Problem
 from tests.ops.weights import random_matrix
-
-
-class Problem:
-    """Random inputs of B requests of W columns, and states in scattered slots."""
-
-    def __init__(self, requests, columns, k_heads, v_heads, width, v_width, dtype, seed=0) -> None:
-        make = torch.Generator().manual_seed(seed)
-        count = requests * columns
-        self.requests, self.columns = requests, columns
-        wide = torch.randn(count, 2 * k_heads * width + v_heads * v_width + 4, generator=make).to(dtype)
-        parts = wide[:, 4:].split((k_heads * width, k_heads * width, v_heads * v_width), -1)
-        self.q, self.k = (p.view(count, k_heads, width) for p in parts[:2])
-        self.v = parts[2].view(count, v_heads, v_width)
-        self.g = -torch.rand(count, v_heads, generator=make) * torch.rand(v_heads, generator=make)
-        self.beta = torch.rand(count, v_heads, generator=make)
-        self.states = torch.randn(2 * requests + 1, v_heads, v_width, width, generator=make)
-        slots = torch.randperm(2 * requests + 1, generator=make).int()
-        self.sources, self.targets = slots[:requests], slots[requests : 2 * requests]
-
-    def run(self, states, sources, targets, rows=slice(None)) -> torch.Tensor:
-        q, k, v, g, beta = (x[rows] for x in (self.q, self.k, self.v, self.g, self.beta))
-        return gated_delta_net(q, k, v, g, beta, states, sources, targets)
-
-    def reference(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(outputs, final states of the requests), column by column."""
-
-        def unit(x):
-            return x / (x.square().sum() + 1e-6).sqrt()
-
-        group = self.v.shape[1] // self.q.shape[1]
-        out = torch.zeros(self.v.shape, dtype=torch.float64)
-        finals = []
-        for b in range(self.requests):
-            state = self.states[self.sources[b]].double().clone()
-            for t in range(b * self.columns, (b + 1) * self.columns):
-                for head in range(self.v.shape[1]):
-                    k = unit(self.k[t, head // group].double())
-                    q = unit(self.q[t, head // group].double())
-                    s = state[head] * self.g[t, head].double().exp()
-                    error = self.beta[t, head].double() * (self.v[t, head].double() - s @ k)
-                    state[head] = s + torch.outer(error, k)
-                    out[t, head] = state[head] @ q / k.numel() ** 0.5
-            finals.append(state)
-        return out, torch.stack(finals)
-
 
 ODD = [((2, 4, 16, 32), n) for n in (1, 2, 7, 63, 64, 65, 128, 150)]
 ODD += [((1, 3, 24, 20), n) for n in (1, 5, 64, 65, 130)]
@@ -72,6 +28,23 @@ def test_outputs_and_states(geometry: tuple[int, ...], columns: int, dtype: torc
     GDN_STATE.check(states[problem.targets.long()], finals)
     untouched = [s for s in range(len(states)) if s not in problem.targets.tolist()]
     assert torch.equal(states[untouched], problem.states[untouched])
+
+
+@pytest.mark.parametrize("columns", [1, 5, 17, 64, 70])
+@pytest.mark.parametrize("width", [16, 24])
+def test_source_minus_one_is_the_zero_state(columns: int, width: int, dtype: torch.dtype) -> None:
+    problem = Problem(2, columns, 2, 4, width, 20, dtype)
+    states, zeroed = problem.states.clone(), problem.states.clone()
+    zeroed[problem.sources[0]] = 0
+    expected = problem.run(zeroed, problem.sources, problem.targets)
+    problem.sources[0] = -1
+    states[-1] = torch.nan  # what the number would mean in Python
+    out = problem.run(states, problem.sources, problem.targets)
+    assert torch.equal(out, expected)
+    assert torch.equal(states[problem.targets.long()], zeroed[problem.targets.long()])
+    reference, finals = problem.reference()
+    criterion(GDN_OUTPUT, dtype).check(out, reference)
+    GDN_STATE.check(states[problem.targets.long()], finals)
 
 
 @pytest.mark.parametrize("columns", [3, 64, 70])
@@ -128,16 +101,18 @@ def test_gating_is_not_rounded(format: str, columns: int, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 4, 50])
 @pytest.mark.parametrize(("channels", "taps"), [(72, 4), (13, 4), (32, 2), (16, 1)])
-def test_convolution(columns: int, channels: int, taps: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("first", [1, -1])
+def test_convolution(first: int, columns: int, channels: int, taps: int, dtype: torch.dtype) -> None:
+    """`first`: where a request comes from; -1 is a history of zeros."""
     u = torch.randn(2 * columns, channels + 9).to(dtype)[:, 5 : 5 + channels]
     weight = torch.randn(taps, channels).bfloat16()
     states = torch.randn(5, taps - 1, channels).to(dtype)
     before = states.clone()
-    sources, targets = torch.tensor([3, 1], dtype=torch.int32), torch.tensor([3, 0], dtype=torch.int32)
+    sources, targets = torch.tensor([3, first], dtype=torch.int32), torch.tensor([3, 0], dtype=torch.int32)
     out = causal_conv(u, weight, states, sources, targets)
     for b in range(2):
         rows = u[b * columns : (b + 1) * columns]
-        history = torch.cat((before[sources[b]], rows))
+        history = torch.cat((before[sources[b]] * (sources[b] >= 0), rows))
         reference = torch.stack(
             [(history[t : t + taps].double() * weight.double()).sum(0) for t in range(columns)]
         )

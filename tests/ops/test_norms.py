@@ -40,6 +40,16 @@ def test_gated_rms_norm(width: int, dtype: torch.dtype) -> None:
     criterion(ELEMENTWISE, dtype).check(gated_rms_norm(o, z, weight, 1e-6), reference)
 
 
+@pytest.mark.parametrize("columns", [1, 5, 40])
+@pytest.mark.parametrize("width", [20, 128])
+def test_gated_rms_norm_in_another_order_of_heads(columns: int, width: int, dtype: torch.dtype) -> None:
+    o, weight = torch.randn(columns, 6, width).to(dtype), torch.randn(width)
+    z = torch.randn(columns, 6 * width + 8).to(dtype)[:, 3 : 3 + 6 * width].view(columns, 6, width)
+    plain = gated_rms_norm(o, z, weight, 1e-6)
+    order = torch.tensor([3, 0, 5, 1, 4, 2], dtype=torch.int32)
+    assert torch.equal(gated_rms_norm(o, z, weight, 1e-6, order), plain[:, order.long()])
+
+
 @pytest.mark.parametrize(("rows", "width"), [(1, 3), (2, 1024), (3, 1025), (5, 4096)])
 def test_sigmoid_mul(rows: int, width: int, dtype: torch.dtype) -> None:
     a, wide = torch.randn(rows, width).to(dtype), (torch.randn(rows, width + 20) * 30).to(dtype)
@@ -56,5 +66,8 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         rms_norm(x, torch.ones(7), 1e-6, False)
     with pytest.raises(OptionError, match="gate"):
         gated_rms_norm(x, torch.zeros(2, 7), torch.ones(8), 1e-6)
+    for order in (torch.tensor([0, 1]), torch.tensor([0], dtype=torch.int32)):
+        with pytest.raises(OptionError, match="an order of 2 heads must be int32"):
+            gated_rms_norm(x.view(1, 2, 8), x.view(1, 2, 8), torch.ones(8), 1e-6, order)
     with pytest.raises(OptionError, match="gate"):
         sigmoid_mul(x, torch.zeros(2, 8, dtype=torch.bfloat16))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from ninfer.errors import OptionError
-from ninfer.ops import Purpose, SamplingParams, sample, uniform
+from ninfer.ops import Draws, Purpose, SamplingParams, clear_counts, count_tokens, sample, uniform
+from ninfer.ops import draw as draw_rows
 
 MASK = (1 << 64) - 1
 
@@ -81,23 +83,61 @@ def test_choices_follow_the_rules(size: int, coarse: bool) -> None:
             else scores.bfloat16().float()
         )
         counts = torch.randint(0, 3, (2, size), dtype=torch.int32)
-        params = [
-            SamplingParams(
-                temperature=rng.choice((0.0, 0.3, 1.0, 2.0)),
-                top_k=rng.choice((0, 1, 2, 19, 20, 50)),
-                top_p=rng.choice((0.0, 0.3, 0.9, 1.0)),
-                min_p=rng.choice((0.0, 0.05, 0.5, 1.0)),
-                presence_penalty=rng.choice((0.0, 1.5, -0.7)),
-                frequency_penalty=rng.choice((0.0, 0.4)),
-                seed=rng.getrandbits(64),
-            )
-            for _ in range(2)
-        ]
+        params = [random_params(rng) for _ in range(2)]
         positions = [rng.randrange(10_000), rng.randrange(10_000)]
         got = sample(scores, params, positions, Purpose.DECODE, counts)
         for b in range(2):
             expected = choose(scores[b].tolist(), params[b], positions[b], 1, counts[b].tolist())
             assert got[b] == expected
+
+
+def random_params(rng: random.Random) -> SamplingParams:
+    return SamplingParams(
+        temperature=rng.choice((0.0, 0.3, 1.0, 2.0)),
+        top_k=rng.choice((0, 1, 2, 19, 20, 50)),
+        top_p=rng.choice((0.0, 0.3, 0.9, 1.0)),
+        min_p=rng.choice((0.0, 0.05, 0.5, 1.0)),
+        presence_penalty=rng.choice((0.0, 1.5, -0.7)),
+        frequency_penalty=rng.choice((0.0, 0.4)),
+        seed=rng.getrandbits(64),
+    )
+
+
+@pytest.mark.parametrize("rows", range(1, 9))
+@pytest.mark.parametrize("size", [17, 3000])
+def test_rows_draw_for_themselves(rows: int, size: int) -> None:
+    """Own options, position, purpose and counts for every row; some draw nothing."""
+    rng = random.Random(rows)
+    for _ in range(20):
+        scores = (torch.randn(rows, size) * 3).round()
+        counts = torch.randint(0, 3, (5, size), dtype=torch.int32)
+        before = counts.clone()
+        params = [random_params(rng) for _ in range(rows)]
+        positions = [rng.randrange(1 << 31) for _ in range(rows)]
+        purposes = [rng.choice((-1, 0, 1, 2, 3, 4, 5)) for _ in range(rows)]
+        count_rows = [rng.randrange(-1, 5) for _ in range(rows)]
+        got = draw_rows(scores, Draws.of(params, positions, purposes, count_rows), counts)
+        assert got.dtype == torch.int32
+        assert torch.equal(counts, before)
+        none = [0] * size
+        for b, row in enumerate(count_rows):
+            own = counts[row].tolist() if row >= 0 else none
+            wanted = choose(scores[b].tolist(), params[b], positions[b], purposes[b], own)
+            assert got[b] == (-2 if purposes[b] < 0 else wanted)
+
+
+def test_counting_and_clearing() -> None:
+    counts = torch.randint(0, 5, (4, 33), dtype=torch.int32)
+    expected = counts.clone()
+    tokens = torch.tensor([32, 0, 7, 7, -1, 3, -2], dtype=torch.int32)
+    rows = torch.tensor([3, 0, 1, 1, 2, -1, -1], dtype=torch.int32)
+    count_tokens(tokens, rows, counts)
+    for token, row in ((32, 3), (0, 0), (7, 1), (7, 1)):
+        expected[row, token] += 1
+    assert torch.equal(counts, expected)
+    clear_counts(torch.tensor([3, -1, 1], dtype=torch.int32), counts)
+    expected[[1, 3]] = 0
+    assert torch.equal(counts, expected)
 
 
 def test_large_vocabulary_and_no_counts() -> None:
@@ -158,3 +198,18 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         sample(torch.zeros(1, 4).double(), params, [0], Purpose.DECODE)
     with pytest.raises(OptionError, match="counts"):
         sample(torch.zeros(1, 4), params, [0], Purpose.DECODE, torch.zeros(1, 5, dtype=torch.int32))
+
+
+def test_tensors_that_do_not_fit_are_refused() -> None:
+    draws = Draws.of([SamplingParams()] * 2, [0, 1], [0, 0], [-1, -1])
+    counts = torch.zeros(1, 4, dtype=torch.int32)
+    with pytest.raises(OptionError, match="temperature of 3 draws must be contiguous"):
+        draw_rows(torch.zeros(3, 4), draws, counts)
+    with pytest.raises(OptionError, match="seed of 2 draws"):
+        draw_rows(torch.zeros(2, 4), replace(draws, seed=draws.seed.int()), counts)
+    with pytest.raises(OptionError, match=r"contiguous int32 \[rows, 5\]"):
+        draw_rows(torch.zeros(2, 5), draws, counts)
+    with pytest.raises(OptionError, match="int32 of one length"):
+        count_tokens(draws.position, draws.purpose.long(), counts)
+    with pytest.raises(OptionError, match="count rows must be int32"):
+        clear_counts(draws.seed, counts)

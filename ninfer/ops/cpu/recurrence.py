@@ -65,6 +65,17 @@ def _dot(a, b, padded):
 
 
 @device
+def _start(target, source, bytes_):
+    """The state before the call into the target; no source is the zero state. In one go, which streams:
+    copying rows when they are needed takes a third more."""
+    if source == 0:
+        for i in range(bytes_ >> 2):
+            put_f32(target + 4 * i, 0.0)
+    elif source != target:
+        copy_bytes(target, source, bytes_)
+
+
+@device
 def _load_rows(source, rows, width, padded, block):
     """Up to 16 rows of a state into the block, zero-padded; no source is the zero state."""
     for row in range(rows):
@@ -76,11 +87,11 @@ def _load_rows(source, rows, width, padded, block):
 
 
 @device
-def _advance(block, rows, padded, k, q, kq, v, alpha, beta, sums_k, sums_q):
+def _advance(state, rows, padded, k, q, kq, v, alpha, beta, sums_k, sums_q):
     """Up to 16 rows of a state by one column: v, beta and alpha in, the output's lanes out. The rows are
     `padded` float32 apart."""
     for row in range(rows):
-        s = block + 4 * padded * row
+        s = state + 4 * padded * row
         dk, dq = zeros(), zeros()
         for start in range(0, padded, 16):
             value = load_f32(s + 4 * start)
@@ -93,7 +104,7 @@ def _advance(block, rows, padded, k, q, kq, v, alpha, beta, sums_k, sums_q):
     result = fma(u, splat(kq), mul(decay, totals(sums_q)))
     store_f32(sums_k, u)
     for row in range(rows):
-        s = block + 4 * padded * row
+        s = state + 4 * padded * row
         change = splat(get_f32(sums_k + 4 * row))
         for start in range(0, padded, 16):
             value = mul(load_f32(s + 4 * start), decay)
@@ -159,6 +170,9 @@ def recurrence_kernel(data):
         todo = per_request - first
         if counts:
             todo = min(todo, get_i32(counts + 4 * request))
+        in_place = target and width == padded
+        if in_place and todo > 0:
+            _start(target, source, bytes_)
         for begin in range(0, todo, STEPS):
             steps = min(STEPS, todo - begin)
             column = request * per_request + first + begin
@@ -186,19 +200,21 @@ def recurrence_kernel(data):
                         copy_bytes(k_record + size * width * (row * k_heads + k_head), k_at, size * width)
             for row in range(0, v_width, 16):
                 rows = min(16, v_width - row)
-                _load_rows(source + 4 * width * row if source else 0, rows, width, padded, block)
+                here = target + 4 * width * row if in_place else block
+                if not in_place:
+                    _load_rows(source + 4 * width * row if source else 0, rows, width, padded, block)
                 for step in range(steps):
                     t = column + step
                     value = load_some(v + size * (t * v_stride + head * v_width + row), kind, rows, scratch)
                     result = _advance(
-                        block, rows, padded, keys + 4 * padded * step, queries + 4 * padded * step,
+                        here, rows, padded, keys + 4 * padded * step, queries + 4 * padded * step,
                         get_f32(products + 4 * step), value, get_f32(decays + 4 * step),
                         get_f32(strengths + 4 * step), sums_k, sums_q,
                     )  # fmt: skip
                     if out:
                         place = out + size * ((t * v_heads + head) * v_width + row)
                         store_some(place, kind, result, rows, scratch)
-                if target:
+                if target and not in_place:
                     for i in range(rows):
                         write_row(block + 4 * padded * i, target + 4 * width * (row + i), FLOAT32, width)
             source = target
