@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ninfer.formats import KvFormat
+from ninfer.errors import OptionError
+from ninfer.formats import KvCode, KvFormat
+from ninfer.formats.kv_codec import plane_types
 from ninfer.ops.dispatch import backend
 from ninfer.ops.rope import Rope
 
@@ -31,6 +33,38 @@ class KvPages:
     v: torch.Tensor
     k_scales: torch.Tensor | None = None
     v_scales: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.format.check(self.width)
+        rows = (*self.k.shape[:1], PAGE, self.heads)
+        for codes, scales, code in (
+            (self.k, self.k_scales, self.format.keys.code),
+            (self.v, self.v_scales, self.format.values.code),
+        ):
+            found = codes.dtype, None if scales is None else scales.dtype
+            shapes = codes.shape, () if scales is None else scales.shape
+            expected = (*rows, code.codes(self.width)), () if scales is None else (*rows, code.scales(self.width))
+            if found != plane_types(code, self.k.dtype) or shapes != expected:
+                raise OptionError(
+                    f"planes {[tuple(s) for s in shapes]} of {found} are no '{self.format}' pages of "
+                    f"{self.heads} heads of {self.width}"
+                )
+
+    @property
+    def heads(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def width(self) -> int:
+        """Dimensions of a key or value."""
+        return self.k.shape[3] * (2 if self.format.keys.code is KvCode.NVFP4 else 1)
+
+    def check(self, heads: int, width: int, activations: torch.dtype) -> None:
+        """Raise `OptionError` unless the pages are for these heads."""
+        if self.heads != heads or self.width != width:
+            raise OptionError(f"pages of {self.heads} heads of {self.width} do not fit {heads} of {width}")
+        if self.format is KvFormat.BF16 and self.k.dtype != activations:
+            raise OptionError(f"activations and pages must have one type, got {activations} and {self.k.dtype}")
 
 
 def qk_prepare(
