@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from ninfer.errors import OptionError
-from ninfer.formats import KvCode, KvFormat
+from ninfer.formats import KvFormat
 from ninfer.ops.attention import KvPages
 from ninfer.ops.cpu.access import kind_of, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
 from ninfer.ops.cpu.functions import angle_quadrant, angle_rest, choose
 from ninfer.ops.cpu.instructions import device
 from ninfer.ops.cpu.kv import (
-    SIDES,
+    PLAIN,
     bindings,
     code_bytes,
     hadamard,
@@ -80,7 +80,7 @@ def _angles(position, axis_stride, axes, frequencies, pairs, turns, cosines, sin
 
 
 # What the kernel is specialized for: the format of the pages; see `kv.Side`.
-encode_key = encode_value = SIDES[KvCode.PLAIN].encode
+encode_key = encode_value = PLAIN.encode
 K_BITS = V_BITS = K_SCALE = V_SCALE = 0
 K_GROUP = V_GROUP = 1
 K_ROTATED = V_ROTATED = QUANTIZED = False

@@ -195,6 +195,7 @@ SIDES = {
     KvCode.FP8: Side(_fp8, _read_fp8, 8, _WHOLE, 2),
     KvCode.NVFP4: Side(_nvfp4, _read_nvfp4, 4, 16, 1),
 }
+PLAIN = SIDES[KvCode.PLAIN]
 
 
 @device
