@@ -39,6 +39,7 @@ from ninfer.ops.cpu.simd import (
     load_f32,
     maximum,
     mul,
+    prefetch,
     put_f32,
     put_i64,
     splat,
@@ -219,6 +220,15 @@ def _keys(k_pages, k_scales, table, vector_bytes, scales, heads, head, at, count
             read_row(place + vector_bytes * heads * key, kind, width, wide + 4 * padded * key)
 
 
+@device
+def _fetch(planes, table, vector_bytes, heads, head, at, end):
+    """Start loading the codes of keys [at, end)."""
+    for key in range(at, end):
+        place = planes + vector_bytes * ((64 * get_i32(table + 4 * (key >> 6)) + (key & 63)) * heads + head)
+        for line in range(0, vector_bytes, 64):
+            prefetch(place + line)
+
+
 def attention_kernel(data):
     """Arguments: 0 q, 1 its row stride in elements, 2 k pages, 3 v pages, 4 key scales, 5 value scales, 6
     page table, 7 its row stride, 8 cache positions, 9 columns, 10 columns a request, 11 query heads, 12 key
@@ -309,6 +319,9 @@ def attention_kernel(data):
             for begin in range(run_begin(run), min(last, run_begin(run + 1)), RUN):
                 present = min(RUN, last - begin)
                 for key in range(0, present, 16):
+                    # While keys are read, their values are on the way; with those, the next keys.
+                    ahead = begin + key
+                    _fetch(v_pages, pages, v_bytes, k_heads, k_head, ahead, min(ahead + 16, begin + present))
                     _keys(
                         k_pages, k_scales, pages, k_bytes, k_scale_bytes, k_heads, k_head, begin + key,
                         min(16, present - key), kind, width, padded, wide,
@@ -333,9 +346,11 @@ def attention_kernel(data):
                         mass = largest(mul(splat(mass), shrink))
                     put_f32(tops + 4 * row, top)
                     put_f32(masses + 4 * row, mass + more)
+                following = min(last, run_begin(run + 1))
                 if QUANTIZED:
                     for key in range(0, present, 16):
                         at = begin + key
+                        _fetch(k_pages, pages, k_bytes, k_heads, k_head, at + RUN, min(at + RUN + 16, following))
                         vector = (64 * get_i32(pages + 4 * (at >> 6)) + (at & 63)) * k_heads + k_head
                         for i in range(min(16, present - key)):
                             decode_value(
@@ -354,6 +369,9 @@ def attention_kernel(data):
                 else:
                     for column in range(many):
                         for start in range(0, width, 16):
+                            if column == 0:
+                                at, few = begin + RUN + start * RUN // padded, RUN * 16 // padded
+                                _fetch(k_pages, pages, k_bytes, k_heads, k_head, at, min(at + few, following))
                             count = min(RUN, get_i32(positions + 4 * (first + column)) + 1 - begin)
                             for key in range(0, count, 64):
                                 page = get_i32(pages + 4 * ((begin + key) >> 6))
