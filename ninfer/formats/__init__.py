@@ -9,7 +9,7 @@ How planes lie in a file is not known here but in `ninfer.artifact.layouts`.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ninfer.formats.kv import KvFormat
+from ninfer.formats.kv import KvCode, KvFormat, KvSide
 from ninfer.formats.planes import Planes
 from ninfer.formats.registry import Format, get, names
 
@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from ninfer.formats.codec import decode, encode
     from ninfer.formats.nvfp4 import divisor as nvfp4_divisor
 
-__all__ = ["Format", "KvFormat", "Planes", "decode", "encode", "get", "names", "nvfp4_divisor"]
+__all__ = [
+    "Format",
+    "KvCode",
+    "KvFormat",
+    "KvSide",
+    "Planes",
+    "decode",
+    "encode",
+    "get",
+    "names",
+    "nvfp4_divisor",
+]
 
 _LAZY = {"encode": ("codec", "encode"), "decode": ("codec", "decode"), "nvfp4_divisor": ("nvfp4", "divisor")}
 

@@ -48,8 +48,10 @@ class KvLayout:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page in all layers, keys and values."""
-        return 2 * self.layers * PAGE * self.heads * self.head_dim * self.dtype.itemsize
+        """Bytes of one page in all layers, keys and values with their scales."""
+        sides = (self.format.keys.code, self.format.values.code)
+        vectors = sum(code.vector_bytes(self.head_dim, self.dtype.itemsize) for code in sides)
+        return self.layers * PAGE * self.heads * vectors
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ import os
 import numpy as np
 import torch
 
+from ninfer.formats import KvCode
+from ninfer.formats.kv_codec import plane_types
 from ninfer.models import Cache, KvLayout, Records, StateLayout
 from ninfer.ops import PAGE, DeltaRecords, KvPages
 
@@ -30,9 +32,19 @@ def allocate(kv: KvLayout, state: StateLayout, *, pages: int, slots: int, device
 
 
 def allocate_pages(kv: KvLayout, pages: int, device: torch.device) -> KvPages:
-    """Zeroed pages of one layer."""
-    shape = (pages, PAGE, kv.heads, kv.head_dim)
-    return KvPages(kv.format, zeros(shape, kv.dtype, device), zeros(shape, kv.dtype, device))
+    """Zeroed pages of one layer; a width that the format can't store is refused."""
+    kv.format.check(kv.head_dim)
+
+    def side(code: KvCode) -> tuple[torch.Tensor, torch.Tensor | None]:
+        codes, scales = plane_types(code, kv.dtype)
+        rows = (pages, PAGE, kv.heads)
+        return (
+            zeros((*rows, code.codes(kv.head_dim)), codes, device),
+            None if scales is None else zeros((*rows, code.scales(kv.head_dim)), scales, device),
+        )
+
+    (k, k_scales), (v, v_scales) = side(kv.format.keys.code), side(kv.format.values.code)
+    return KvPages(kv.format, k, v, k_scales, v_scales)
 
 
 def allocate_records(state: StateLayout, columns: int, device: torch.device) -> Records:

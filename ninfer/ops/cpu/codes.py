@@ -1,4 +1,4 @@
-"""Codes of packed weights in 16 lanes, decoded to float32."""
+"""Codes in 16 lanes: those of packed weights decoded to float32, those of the KV cache also encoded."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from ninfer.ops.cpu.instructions import (
     I32,
     INTEGER,
     LANES,
+    NOTHING,
     call,
     has_feature,
+    i8,
     i32,
     indices,
     lanes_of,
     load_value,
     operation,
     splat_value,
+    store_value,
     vf16,
     vf32,
+    vi8,
     vi16,
     vi32,
 )
@@ -156,3 +160,75 @@ def e2m1(builder, codes):
 
     table = lanes_of(vf32, [*magnitudes, *(-m for m in magnitudes)])
     return _pick(builder, table, codes, otherwise)
+
+
+# --- encoding: float32 to the nearest code, ties to even
+
+
+@operation(I32, F32)
+def int8_codes(builder, a):
+    """The nearest integers, kept in [-127, 127]."""
+    whole = call(builder, "llvm.rint.v16f32", vf32, a)
+    low = call(builder, "llvm.maxnum.v16f32", vf32, whole, lanes_of(vf32, -127.0))
+    return builder.fptosi(call(builder, "llvm.minnum.v16f32", vf32, low, lanes_of(vf32, 127.0)), vi32)
+
+
+def _minifloat(builder, a, most, least, bits, sign):
+    """Sign and magnitude codes with `bits` of mantissa: the largest value, the exponent at and below which
+    codes are evenly spaced, the sign's place.
+
+    The power of two of a magnitude's binade, times 2^(23 - bits), is added to it: the sum has one step of the
+    code as its last place, and the number of steps in its lowest bits.
+    """
+    m = call(builder, "llvm.fabs.v16f32", vf32, a)
+    m = call(builder, "llvm.minnum.v16f32", vf32, m, lanes_of(vf32, most))
+    floor = call(builder, "llvm.maxnum.v16f32", vf32, m, lanes_of(vf32, 2.0**least))
+    power = builder.and_(builder.bitcast(floor, vi32), lanes_of(vi32, 0x7F800000))
+    shift = builder.fmul(builder.bitcast(power, vf32), lanes_of(vf32, 2.0 ** (23 - bits)))
+    steps = builder.and_(builder.bitcast(builder.fadd(m, shift), vi32), lanes_of(vi32, (4 << bits) - 1))
+    binade = builder.sub(builder.lshr(power, lanes_of(vi32, 23)), lanes_of(vi32, 127 + least))
+    code = builder.add(builder.shl(binade, lanes_of(vi32, bits)), steps)
+    negative = builder.lshr(builder.bitcast(a, vi32), lanes_of(vi32, 31))
+    return builder.or_(code, builder.shl(negative, lanes_of(vi32, sign)))
+
+
+@operation(I32, F32)
+def e4m3_codes(builder, a):
+    """E4M3 words, saturating at 448; a zero keeps its sign."""
+    return _minifloat(builder, a, 448.0, -6, 3, 7)
+
+
+@operation(I32, F32)
+def e2m1_codes(builder, a):
+    """E2M1 codes, saturating at 6; a zero keeps its sign."""
+    return _minifloat(builder, a, 6.0, 0, 1, 3)
+
+
+@operation(F32, I32)
+def e4m3(builder, codes):
+    """The values of E4M3 words."""
+    sign = builder.shl(builder.and_(codes, lanes_of(vi32, 0x80)), lanes_of(vi32, 8))
+    rest = builder.shl(builder.and_(codes, lanes_of(vi32, 0x7F)), lanes_of(vi32, 7))
+    half = builder.bitcast(builder.trunc(builder.or_(sign, rest), vi16), vf16)
+    return builder.fmul(builder.fpext(half, vf32), lanes_of(vf32, 256.0))
+
+
+@operation(NOTHING, INTEGER, I32)
+def put_first_byte(builder, address, codes):
+    store_value(builder, address, builder.trunc(builder.extract_element(codes, i32(0)), i8))
+
+
+@operation(NOTHING, INTEGER, I32)
+def store_bytes(builder, address, codes):
+    """The low bytes of 16 lanes."""
+    store_value(builder, address, builder.trunc(codes, vi8))
+
+
+@operation(NOTHING, INTEGER, I32)
+def store_nibbles(builder, address, codes):
+    """16 codes of four bits as 8 bytes, the even lanes in the low nibbles."""
+    kind = ir.VectorType(i8, 8)
+    words = builder.trunc(codes, vi8)
+    low = builder.shuffle_vector(words, words, indices(range(0, 16, 2)))
+    high = builder.shuffle_vector(words, words, indices(range(1, 16, 2)))
+    store_value(builder, address, builder.or_(low, builder.shl(high, ir.Constant(kind, [4] * 8))))

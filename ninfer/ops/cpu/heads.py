@@ -6,15 +6,27 @@ and reduced in float64 and their sines evaluated in float32, once for each colum
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 
 from ninfer.errors import OptionError
+from ninfer.formats import KvFormat
 from ninfer.ops.attention import KvPages
 from ninfer.ops.cpu.access import kind_of, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
 from ninfer.ops.cpu.functions import angle_quadrant, angle_rest, choose
 from ninfer.ops.cpu.instructions import device
+from ninfer.ops.cpu.kv import (
+    PLAIN,
+    bindings,
+    code_bytes,
+    hadamard,
+    rotation,
+    scale_addresses,
+    scale_bytes,
+)
 from ninfer.ops.cpu.kernel import Kernel, bits, launch, threads
 from ninfer.ops.cpu.normalize import inverse_rms
 from ninfer.ops.cpu.simd import (
@@ -67,13 +79,21 @@ def _angles(position, axis_stride, axes, frequencies, pairs, turns, cosines, sin
         store_f32(cosines + 4 * i, choose(quadrant, c, sub(zeros(), s), sub(zeros(), c), s))
 
 
+# What the kernel is specialized for: the format of the pages; see `kv.Side`.
+encode_key = encode_value = PLAIN.encode
+K_BITS = V_BITS = K_SCALE = V_SCALE = 0
+K_GROUP = V_GROUP = 1
+K_ROTATED = V_ROTATED = QUANTIZED = False
+
+
 def heads_kernel(data):
     """An item is one column.
 
     Arguments: 0 q, 1 k, 2 v, 3 out, 4..6 row strides of q, k, v, 7 positions, 8 stride between their axes, 9
     cache positions, 10 T, 11 page table, 12 its row stride, 13 columns a request, 14 k pages, 15 v pages, 16
     kind, 17 query heads, 18 key heads, 19 head width, 20 rotated pairs, 21 axes, 22 frequencies, 23 query
-    norm or 0, 24 its kind, 25 key norm or 0, 26 its kind, 27 eps. Strides count elements.
+    norm or 0, 24 its kind, 25 key norm or 0, 26 its kind, 27 eps, 28 key scales, 29 value scales, 30 factor
+    of the rotation, 0 without one. Strides count elements.
     """
     q, k, v, out = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 3)
     q_stride, k_stride, v_stride = argument(data, 4), argument(data, 5), argument(data, 6)
@@ -89,8 +109,11 @@ def heads_kernel(data):
     )
     q_norm, q_norm_kind = argument(data, 23), argument(data, 24)
     k_norm, k_norm_kind = argument(data, 25), argument(data, 26)
-    eps = get_f64(data + 8 * 27)
+    eps, k_scales, v_scales = get_f64(data + 8 * 27), argument(data, 28), argument(data, 29)
+    factor = get_f64(data + 8 * 30)
     size = size_of(kind)
+    k_bytes, v_bytes = code_bytes(K_BITS, width, size), code_bytes(V_BITS, width, size)
+    k_scale_bytes, v_scale_bytes = scale_bytes(K_GROUP, K_SCALE, width), scale_bytes(V_GROUP, V_SCALE, width)
     turns, cosines, sines = stack(8 * pairs + 128), stack(4 * pairs + 64), stack(4 * pairs + 64)
     row, first, second = stack(4 * width + 128), stack(4 * pairs + 64), stack(4 * pairs + 64)
     q_gains, k_gains = stack(4 * width + 64), stack(4 * width + 64)
@@ -106,9 +129,12 @@ def heads_kernel(data):
             break
         _angles(position + 4 * t, axis_stride, axes, frequencies, pairs, turns, cosines, sines)
         place = get_i32(cache_position + 4 * t)
-        page = get_i32(table + 4 * (table_stride * (t // per_request) + (place >> 6)))
-        page_row = (64 * page + (place & 63)) * k_heads * width * size
-        for index in range(q_heads + k_heads):
+        masked = place < 0
+        vector = 0  # of the first head in the pages
+        if not masked:
+            page = get_i32(table + 4 * (table_stride * (t // per_request) + (place >> 6)))
+            vector = (64 * page + (place & 63)) * k_heads
+        for index in range(q_heads + (0 if masked else k_heads)):
             head = index - q_heads
             if head < 0:
                 source = q + size * (t * q_stride + index * width)
@@ -116,7 +142,7 @@ def heads_kernel(data):
                 norm, gains = q_norm, q_gains
             else:
                 source = k + size * (t * k_stride + head * width)
-                target = k_pages + page_row + size * width * head
+                target = k_pages + k_bytes * (vector + head)
                 norm, gains = k_norm, k_gains
             read_row(source, kind, width, row)
             if norm:
@@ -135,11 +161,31 @@ def heads_kernel(data):
                 store_f32(second + 4 * i, add(mul(b, c), mul(a, s)))
             copy_bytes(row, first, 4 * pairs)
             copy_bytes(row + 4 * pairs, second, 4 * pairs)
-            write_row(row, target, kind, width)
-        copy_bytes(v_pages + page_row, v + size * t * v_stride, size * width * k_heads)
+            if QUANTIZED and head >= 0:
+                if kind == 1:
+                    for start in range(0, width, 16):
+                        store_f32(row + 4 * start, as_bf16(load_f32(row + 4 * start)))
+                if K_ROTATED and factor:
+                    hadamard(row, width, factor)
+                encode_key(row, kind, width, target, k_scales + k_scale_bytes * (vector + head))
+            else:
+                write_row(row, target, kind, width)
+        if masked:
+            continue
+        if QUANTIZED:
+            for head in range(k_heads):
+                read_row(v + size * (t * v_stride + head * width), kind, width, row)
+                if V_ROTATED and factor:
+                    hadamard(row, width, factor)
+                at = vector + head
+                encode_value(row, kind, width, v_pages + v_bytes * at, v_scales + v_scale_bytes * at)
+        else:
+            copy_bytes(v_pages + v_bytes * vector, v + size * t * v_stride, size * width * k_heads)
 
 
-_heads = Kernel(heads_kernel)
+@functools.cache
+def _heads(format: KvFormat) -> Kernel:
+    return Kernel(heads_kernel, f"heads_{format}", **bindings(format))
 
 
 def qk_prepare(
@@ -155,22 +201,23 @@ def qk_prepare(
     page_table: torch.Tensor,
     cache_positions: torch.Tensor,
 ) -> torch.Tensor:
-    k_pages, v_pages = pages.k, pages.v
     columns, q_heads, width = q.shape
     k_heads = k.shape[1]
-    _check(q, k, v, rope, k_pages, v_pages, positions, page_table, cache_positions)
+    _check(q, k, v, rope, positions, page_table, cache_positions)
+    pages.check(k_heads, width, q.dtype)
     q, k, v = _rows(q, width), _rows(k, width), _rows(v, width)
     kind = kind_of(q)
     out = torch.empty((columns, q_heads, width), dtype=q.dtype)
     team = threads() if columns * (q_heads + k_heads) * width > _PARALLEL else 1
     launch(
-        _heads.address, team, 0, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), q.stride(0),
+        _heads(pages.format).address, team, 0, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), q.stride(0),
         k.stride(0), v.stride(0), positions.data_ptr(), positions.stride(0) if positions.dim() == 2 else 0,
         cache_positions.data_ptr(), columns, page_table.data_ptr(), page_table.stride(0),
-        columns // page_table.shape[0], k_pages.data_ptr(), v_pages.data_ptr(), kind, q_heads, k_heads, width,
+        columns // page_table.shape[0], pages.k.data_ptr(), pages.v.data_ptr(), kind, q_heads, k_heads, width,
         rope.rotary_dim // 2, rope.axes.data_ptr(), rope.quarter_turns.data_ptr(),
         0 if q_norm is None else q_norm.data_ptr(), kind if q_norm is None else kind_of(q_norm),
         0 if k_norm is None else k_norm.data_ptr(), kind if k_norm is None else kind_of(k_norm), bits(eps),
+        *scale_addresses(pages), bits(rotation(width)),
     )  # fmt: skip
     return out
 
@@ -180,14 +227,12 @@ def _rows(x: torch.Tensor, width: int) -> torch.Tensor:
     return x if x.stride(2) == 1 and x.stride(1) == width else x.contiguous()
 
 
-def _check(q, k, v, rope, k_pages, v_pages, positions, page_table, cache_positions) -> None:
+def _check(q, k, v, rope, positions, page_table, cache_positions) -> None:
     columns, _, width = q.shape
     if k.shape != v.shape or k.shape[0] != columns or k.shape[2] != width:
         raise OptionError(f"heads do not match: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
-    if k_pages.shape[1:] != (64, k.shape[1], width) or k_pages.shape != v_pages.shape:
-        raise OptionError(f"pages {tuple(k_pages.shape)} do not fit keys {tuple(k.shape)}")
-    if not q.dtype == k.dtype == v.dtype == k_pages.dtype == v_pages.dtype:
-        raise OptionError(f"q, k, v and pages must have one type, got {q.dtype}, {k.dtype}, {k_pages.dtype}")
+    if not q.dtype == k.dtype == v.dtype:
+        raise OptionError(f"q, k and v must have one type, got {q.dtype}, {k.dtype}, {v.dtype}")
     if rope.rotary_dim > width:
         raise OptionError(f"a rotation of {rope.rotary_dim} dimensions exceeds the head's {width}")
     if not positions.dtype == page_table.dtype == cache_positions.dtype == torch.int32:

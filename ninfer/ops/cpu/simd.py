@@ -59,12 +59,24 @@ def load_f16(builder, address):
     return builder.fpext(load_value(builder, address, vf16), vf32)
 
 
-@operation(F32, INTEGER)
-def load_e4m3(builder, address):
-    """16 E4M3 codes, widened exactly: moved into the fields of a half, which is 2^-8 of the value."""
-    words = builder.shl(builder.sext(load_value(builder, address, vi8), vi16), lanes_of(vi16, 7))
+def _e4m3_values(builder, codes):
+    """Codes moved into the fields of a half, which is 2^-8 of the value."""
+    words = builder.shl(builder.sext(codes, vi16), lanes_of(vi16, 7))
     half = builder.bitcast(builder.and_(words, lanes_of(vi16, 0xBFFF)), vf16)
     return builder.fmul(builder.fpext(half, vf32), lanes_of(vf32, 256.0))
+
+
+@operation(F32, INTEGER)
+def load_e4m3(builder, address):
+    """16 E4M3 codes, widened exactly."""
+    return _e4m3_values(builder, load_value(builder, address, vi8))
+
+
+@operation(F32, INTEGER)
+def load_e4m3_pair(builder, address):
+    """Two E4M3 codes: the first in lanes 0..7, the second in 8..15."""
+    pair = load_value(builder, address, ir.VectorType(i8, 2))
+    return _e4m3_values(builder, builder.shuffle_vector(pair, pair, indices([0] * 8 + [1] * 8)))
 
 
 @operation(I32, INTEGER)
@@ -183,6 +195,11 @@ def put_bf16(builder, address, value):
     store_value(builder, address, builder.trunc(word, i16))
 
 
+@operation(NOTHING, INTEGER, FLOAT)
+def put_f16(builder, address, value):
+    store_value(builder, address, builder.fptrunc(value, f16))
+
+
 @operation(NOTHING, INTEGER, INTEGER)
 def widen_two_f16(builder, source, target):
     """Two neighbouring binary16 words to two float32."""
@@ -296,6 +313,38 @@ def div(builder, a, b):
 def maximum(builder, a, b):
     """Lane by lane; a NaN is lost."""
     return call(builder, "llvm.maxnum.v16f32", vf32, a, b)
+
+
+@operation(F32, F32, F32)
+def minimum(builder, a, b):
+    """Lane by lane; a NaN is lost."""
+    return call(builder, "llvm.minnum.v16f32", vf32, a, b)
+
+
+@operation(F32, F32)
+def magnitude(builder, a):
+    return call(builder, "llvm.fabs.v16f32", vf32, a)
+
+
+@operation(F32, F32)
+def zero_if_nan(builder, a):
+    return builder.select(builder.fcmp_unordered("uno", a, a), lanes_of(vf32, 0.0), a)
+
+
+@operation(F32, F32)
+def as_f16(builder, a):
+    """Each lane rounded to binary16, still as float32."""
+    return builder.fpext(builder.fptrunc(a, vf16), vf32)
+
+
+@operation(F32, F32)
+def butterflies(builder, a):
+    """Sums and differences of lanes 1 apart, then 2, 4 and 8: a Hadamard transform of 16, not scaled."""
+    for stride in (1, 2, 4, 8):
+        other = builder.shuffle_vector(a, a, indices([lane ^ stride for lane in range(LANES)]))
+        upper = ir.Constant(ir.VectorType(ir.IntType(1), LANES), [lane & stride > 0 for lane in range(LANES)])
+        a = builder.select(upper, builder.fsub(other, a), builder.fadd(a, other))
+    return a
 
 
 @operation(DOUBLE, DOUBLE)
