@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ninfer.errors import OptionError
+from ninfer.formats import KvFormat
 
 if TYPE_CHECKING:
     from ninfer.frontend import SamplingPreset
@@ -36,6 +37,26 @@ class EngineOptions:
         _check(self, "max_context", Integral, 1, _U32)
         _check(self, "prefill_chunk", Integral, 1, _U32)
         _check(self, "threads", Integral, 1, _MAX_THREADS)
+
+
+@dataclass(frozen=True)
+class ScorerOptions:
+    """Fixed while a scorer lives.
+
+    `context` tokens of a window at most; `kv_dtype` is how keys and values are kept: bf16, int8, fp8, nvfp4 or
+    k8v4; `threads` and `cache_dir` as for an engine.
+    """
+
+    context: int = 4096
+    kv_dtype: str = "fp8"
+    threads: int | None = None
+    cache_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        _check(self, "context", Integral, 2, _U32)
+        _check(self, "threads", Integral, 1, _MAX_THREADS)
+        if self.kv_dtype not in tuple(KvFormat):
+            raise OptionError(f"invalid KV format: {self.kv_dtype!r:.80}; use one of {', '.join(KvFormat)}")
 
 
 @dataclass(frozen=True)
