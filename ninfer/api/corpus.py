@@ -30,10 +30,11 @@ class Corpus:
 
 
 def read_manifest(path: Path, *, quick: bool = False) -> Corpus:
-    """The corpus of a manifest: `{corpus_id, streams: [{id, domain, path}], modes: {quick: [ids], full: [ids]}}`.
+    """The corpus of a manifest, in one of its modes.
 
-    Paths are relative to the manifest and stay below it. Raises NInferError for a manifest that breaks a rule
-    and for a text that is missing, empty, not UTF-8 or contains NUL.
+    A manifest is `{corpus_id, streams: [{id, domain, path}], modes: {quick: [ids], full: [ids]}}`; the paths
+    are relative to it and stay below its folder. Raises NInferError for one that breaks a rule and for a text
+    that is missing, empty, not UTF-8 or contains NUL.
     """
     what = f"the corpus manifest {path}"
     manifest = loads(_read(path, "corpus manifest"), what)

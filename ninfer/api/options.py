@@ -43,8 +43,8 @@ class EngineOptions:
 class ScorerOptions:
     """Fixed while a scorer lives.
 
-    `context` tokens of a window at most; `kv_dtype` is how keys and values are kept: bf16, int8, fp8, nvfp4 or
-    k8v4; `threads` and `cache_dir` as for an engine.
+    `context` tokens of a window at most; `kv_dtype` is how keys and values are kept (a `KvFormat`);
+    `threads` and `cache_dir` as for an engine.
     """
 
     context: int = 4096

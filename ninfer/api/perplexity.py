@@ -44,7 +44,7 @@ class Score:
             return math.exp(self.mean_nll)
         except OverflowError:
             raise ModelError(
-                f"a mean of {self.mean_nll:.1f} for -log p gives no finite perplexity; the weights are damaged"
+                f"a mean -log p of {self.mean_nll:.1f} has no finite perplexity; the weights are damaged"
             ) from None
 
 

@@ -4,12 +4,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ninfer.cli.common import program, run, whole
 from ninfer.errors import OptionError
+from ninfer.formats import KvFormat
 
 app = program()
 
@@ -19,7 +20,6 @@ _LATER = {
     "--devices": "several GPUs",
     "--embedding-host": "the CUDA backend",
 }
-_KV_FORMATS = ("bf16", "int8", "fp8", "nvfp4", "k8v4")
 _LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "critical", "off")
 
 
@@ -38,7 +38,7 @@ def perplexity(
     stride: Annotated[int, whole("--stride", "New tokens that each further window scores.")] = 2048,
     device: Annotated[str, typer.Option("--device", help="0 or cpu: the CPU.")] = "0",
     kv_dtype: Annotated[
-        str, typer.Option("--kv-dtype", help=f"KV cache format: {'|'.join(_KV_FORMATS)}.")
+        str, typer.Option("--kv-dtype", help=f"KV cache format: {'|'.join(KvFormat)}.")
     ] = "fp8",
     threads: Annotated[int | None, whole("--threads", "CPU threads (default: from the machine).")] = None,
     output: Annotated[
@@ -51,8 +51,8 @@ def perplexity(
     begin = perf_counter()
     if log_level not in _LOG_LEVELS:
         raise OptionError(f"invalid log level: {log_level}; use one of {', '.join(_LOG_LEVELS)}")
-    if kv_dtype not in _KV_FORMATS:
-        raise OptionError(f"invalid KV format: {kv_dtype}; use one of {', '.join(_KV_FORMATS)}")
+    if kv_dtype not in tuple(KvFormat):
+        raise OptionError(f"invalid KV format: {kv_dtype}; use one of {', '.join(KvFormat)}")
     if device not in ("0", "cpu"):
         raise OptionError(
             f"--device {device} is not available in this version: it waits for the CUDA backend, later work"
@@ -72,7 +72,11 @@ def perplexity(
     if output is not None:
         report.check_output(output)
     mark = perf_counter()
-    texts = read_text(text) if text is not None else read_manifest(corpus, quick=quick)  # type: ignore[arg-type]
+    if corpus is not None:
+        texts = read_manifest(corpus, quick=quick)
+    else:
+        assert text is not None
+        texts = read_text(text)
     read_seconds = perf_counter() - mark
     quiet = log_level in _LOG_LEVELS[_LOG_LEVELS.index("warning") :]
     options = ScorerOptions(context=context, kv_dtype=kv_dtype, threads=threads)

@@ -159,8 +159,8 @@ class Progress:
                 f"{printable(stream)}: {self._done:,} of {self._tokens:,} tokens, {rate:,.0f} tokens/s, "
                 f"{(self._tokens - self._done) / max(rate, 1e-9):,.0f} s left"
             )
-            print(f"\r\033[K{line}" if self._terminal else line, end="" if self._terminal else "\n",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            before, after = ("\r\033[K", "") if self._terminal else ("", "\n")
+            print(f"{before}{line}", end=after, file=sys.stderr, flush=True)
 
         return add
 

@@ -139,8 +139,8 @@ class Scoring:
         bad = np.flatnonzero(~np.isfinite(scores))
         if bad.size:
             raise ModelError(
-                f"the log-probability of token {first_target + bad[0]} of a window is {scores[bad[0]]}, which "
-                f"is no finite number; the weights are damaged"
+                f"the log-probability of token {first_target + bad[0]} of a window is {scores[bad[0]]}, "
+                f"not a finite number; the weights are damaged"
             )
 
 
