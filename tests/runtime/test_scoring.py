@@ -39,7 +39,16 @@ def favourites(length: int, recurrent: bool) -> list[int]:
 def test_scores_of_every_window(recurrent: bool, tile: int) -> None:
     """One Scoring for all: nothing of an earlier window may be left in pages or state."""
     scoring = Scoring(ToyModel(recurrent), 512, chunk=128, tile=tile)
-    for length, first in [(300, 1), (2, 1), (128, 1), (129, 64), (130, 129), (300, 129), (257, 256), (300, 1)]:
+    for length, first in [
+        (300, 1),
+        (2, 1),
+        (128, 1),
+        (129, 64),
+        (130, 129),
+        (300, 129),
+        (257, 256),
+        (300, 1),
+    ]:
         text = favourites(length, recurrent)
         scores = scoring.score(text, first)
         assert scores.dtype == np.float32
@@ -87,7 +96,7 @@ def test_bad_windows(tokens: list[int], first: int, error: type[NInferError], me
 def test_bad_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match="--context must be at least 2 tokens, not 1"):
         Scoring(ToyModel(), 1)
-    with pytest.raises(CapacityError, match="--context 4097.*4096 positions"):
+    with pytest.raises(CapacityError, match=r"--context 4097.*4096 positions"):
         Scoring(ToyModel(), 4097)
     needed = Scoring(ToyModel(), 4096).bytes
     monkeypatch.setattr("ninfer.runtime.scoring.available_bytes", lambda device: needed)
@@ -109,7 +118,7 @@ def test_a_score_that_is_not_finite_is_an_error(value: float) -> None:
         return scores
 
     model.logits = damaged
-    with pytest.raises(ModelError, match="token 18 of a window is .*not a finite number"):
+    with pytest.raises(ModelError, match=r"token 18 of a window is .*not a finite number"):
         Scoring(model, 256).score(TEXT[:50])
 
 
@@ -141,7 +150,7 @@ def test_a_real_forward_pass(tiny: Path, dtype: torch.dtype) -> None:
         ).tolist()
         scoring = Scoring(model, 320, chunk=64, tile=33)
         expected = whole_pass(model, tokens)
-        limit = 2e-4 if dtype == torch.float32 else 0.08
+        limit = 2e-5 if dtype == torch.float32 else 0.04  # bf16: one step of a logit
         for first in (1, 150):
             assert np.abs(scoring.score(tokens, first) - expected[first - 1 :]).max() < limit
 
@@ -156,8 +165,8 @@ def test_kv_formats_score_or_say_why_not(tiny: Path, kv_format: KvFormat) -> Non
             scoring = Scoring(model, 256, kv_format=kv_format)
             scores = scoring.score(tokens)
         except NInferError as error:
-            assert kv_format is not KvFormat.BF16
-            assert str(kv_format) in str(error)
+            if kv_format is KvFormat.BF16 or kv_format not in str(error):
+                raise
             return
         plain = Scoring(model, 256)
         assert (scoring.bytes < plain.bytes) == (kv_format is not KvFormat.BF16)
