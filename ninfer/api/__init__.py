@@ -1,7 +1,8 @@
 """The public Python interface: load a model, get an engine with its frontend."""
 
 from ninfer.api.engine import Engine, EngineDescription, Generation
-from ninfer.api.options import EngineOptions, GenerationOptions
+from ninfer.api.options import EngineOptions, GenerationOptions, ScorerOptions
+from ninfer.api.scorer import Scorer, ScorerDescription
 from ninfer.engine import Done, Event, Output, PromptProgress, Started, Statistics
 from ninfer.events import Channel, FinishReason
 
@@ -17,6 +18,9 @@ __all__ = [
     "GenerationOptions",
     "Output",
     "PromptProgress",
+    "Scorer",
+    "ScorerDescription",
+    "ScorerOptions",
     "Started",
     "Statistics",
 ]

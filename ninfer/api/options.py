@@ -72,6 +72,26 @@ class EngineOptions:
 
 
 @dataclass(frozen=True)
+class ScorerOptions:
+    """Fixed while a scorer lives.
+
+    `context` tokens of a window at most; `kv_dtype` is how keys and values are kept (a `KvFormat`);
+    `threads` and `cache_dir` as for an engine.
+    """
+
+    context: int = 4096
+    kv_dtype: str = "fp8"
+    threads: int | None = None
+    cache_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        _check(self, "context", Integral, 2, _U32)
+        _check(self, "threads", Integral, 1, _MAX_THREADS)
+        if self.kv_dtype not in tuple(KvFormat):
+            raise OptionError(f"invalid KV format: {self.kv_dtype!r:.80}; use one of {', '.join(KvFormat)}")
+
+
+@dataclass(frozen=True)
 class GenerationOptions:
     """Chosen for each answer. Sampling fields left at None take the model's preset for the prompt's mode.
 

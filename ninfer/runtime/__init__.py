@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ninfer.runtime.plan import DEFAULT_CHUNK, Limits, Plan
     from ninfer.runtime.program import Program, plan_model
+    from ninfer.runtime.scoring import Scoring
 
-__all__ = ["DEFAULT_CHUNK", "Limits", "Plan", "Program", "plan_model"]
+__all__ = ["DEFAULT_CHUNK", "Limits", "Plan", "Program", "Scoring", "plan_model"]
 
 _LAZY = {
     "DEFAULT_CHUNK": "plan",
     "Limits": "plan",
     "Plan": "plan",
     "Program": "program",
+    "Scoring": "scoring",
     "plan_model": "program",
 }
 

@@ -11,7 +11,7 @@ from ninfer import models
 from ninfer.artifact import Artifact
 from ninfer.convert import ensure_artifact
 from ninfer.ops import SamplingParams
-from ninfer.runtime import Program
+from ninfer.runtime import Program, Scoring
 
 from .smollm2 import GGUF, TEXT, reference, windows
 from .test_transformers import teacher_forced
@@ -37,10 +37,10 @@ def test_perplexity_is_that_of_transformers(artifact_path: Path) -> None:
     with Artifact.open(artifact_path) as artifact:
         tokens = text_tokens(artifact)
         assert len(tokens) == TOKENS
-        program = Program(models.load(artifact), max_context=CONTEXT)
+        scoring = Scoring(models.load(artifact), CONTEXT)
         for begin, first, end in windows(TOKENS, CONTEXT, STRIDE):
             window = tokens[begin:end]
-            ours -= program.score(window)[first - begin - 1 :].sum(dtype="float64")
+            ours -= scoring.score(window, first - begin).sum(dtype="float64")
             with torch.no_grad():
                 logits = hf(torch.tensor([window]), use_cache=False).logits[0, first - begin - 1 : -1]
             wanted = torch.tensor(tokens[first:end])
@@ -54,8 +54,8 @@ def test_the_artifact_has_the_references_weights(artifact_path: Path) -> None:
     hf = reference()
     with Artifact.open(artifact_path) as artifact:
         tokens = text_tokens(artifact)[:64]
-        program = Program(models.load(artifact, activation_dtype=torch.float32), max_context=64)
-        ours = torch.from_numpy(program.score(tokens))
+        scoring = Scoring(models.load(artifact, activation_dtype=torch.float32), 64)
+        ours = torch.from_numpy(scoring.score(tokens))
     with torch.no_grad():
         logits = hf(torch.tensor([tokens]), use_cache=False).logits[0, :-1]
     theirs = -torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:]), reduction="none")
