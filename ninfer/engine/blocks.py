@@ -107,6 +107,23 @@ class Node:
             return None
         return self.leaves[self.sorted[index]]
 
+    def snapshot_before(self) -> Snapshot | None:
+        """The deepest snapshot whose tokens this path begins with, its own aside."""
+        node = self
+        while node.parent is not None:
+            parent = node.parent
+            shorter = [
+                leaf
+                for leaf in parent.leaves.values()
+                if leaf is not node and leaf.snapshot is not None and node.key.startswith(leaf.key)
+            ]
+            if shorter:
+                return max(shorter, key=lambda leaf: leaf.end).snapshot
+            if parent.snapshot is not None:
+                return parent.snapshot
+            node = parent
+        return None
+
     def descendants(self) -> Iterator[Node]:
         """All nodes below, parents first."""
         waiting = [self]

@@ -190,10 +190,9 @@ class PrefixCache:
             own = own and child.page == pages[block]
             node = child
         tail = cut(packed, BLOCK * full, frontier)
-        if active and not own:
-            return False
+        may_add = own or not active
         if not self._recurrent:
-            if tail and not node.covered(tail):
+            if tail and may_add and not node.covered(tail):
                 self._insert(node, tail, pages[full])
             return False
         if slot is None or frontier == 0:
@@ -202,7 +201,7 @@ class PrefixCache:
         if place is not None and place.snapshot is not None:
             self._refresh(place.snapshot, kind, lineage)
             return False
-        if not self._make_room():
+        if not may_add or not self._make_room():
             return False
         if place is None:
             place = self._insert(node, tail, pages[full])

@@ -55,11 +55,8 @@ class Snapshot:
 
     def revalue(self) -> None:
         """Bring `value` up to date with the snapshots that are there now."""
-        node = self.node.parent
-        while node is not None and node.snapshot is None:
-            node = node.parent
-        before = node.snapshot.frontier if node is not None and node.snapshot is not None else 0
-        self.value = self.floor + (1 + self.hits) * (self.frontier - before)
+        before = self.node.snapshot_before()
+        self.value = self.floor + (1 + self.hits) * (self.frontier - (before.frontier if before else 0))
 
 
 def choose_victim(snapshots: Iterable[Snapshot]) -> Snapshot | None:
