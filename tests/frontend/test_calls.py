@@ -87,13 +87,12 @@ def drive(session: OutputSession, tokens: Iterable[int]) -> Segments:
     return join((d.channel, d.text) for d in deltas)
 
 
-PIECES = st.one_of(
-    st.sampled_from([
-        OPEN, OPEN, CLOSE, CLOSE, CALL, "<parameter=x>", "<parameter=", "</parameter>", "<function=f>", "</function>",
-        "<tool", "_call>", "</tool_call", "<", ">", "</", "\n", " ", "\n\n", "\t", "STOP", "</think>", "é", "👩‍👩‍👧‍👦",
-    ]),
-    st.text(st.characters(codec="utf-8"), max_size=10),
+_PIECES = (
+    OPEN, OPEN, CLOSE, CLOSE, CALL, "<parameter=x>", "<parameter=", "</parameter>", "<function=f>",
+    "</function>", "<tool", "_call>", "</tool_call", "<", ">", "</", "STOP", "</think>",
+    "\n", " ", "\n\n", "\t", "é", "👩‍👩‍👧‍👦",
 )  # fmt: skip
+PIECES = st.one_of(st.sampled_from(_PIECES), st.text(st.characters(codec="utf-8"), max_size=10))
 
 
 @st.composite
