@@ -8,10 +8,15 @@ from enum import StrEnum
 
 
 class Channel(StrEnum):
-    """The stream a piece of text belongs to."""
+    """The stream a piece of text belongs to.
+
+    TOOL is the exact text of tool calls, markers included, and the space around them. It is content if it
+    turns out not to be a call; joined with the content in order, the channels are the whole visible answer.
+    """
 
     CONTENT = "content"
     REASONING = "reasoning"
+    TOOL = "tool"
 
 
 class FinishReason(StrEnum):

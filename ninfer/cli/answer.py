@@ -70,9 +70,11 @@ class Answerer:
         with _interrupt_cancels(generation):
             for event in generation:
                 if isinstance(event, Output):
-                    if channel is Channel.REASONING and event.channel is Channel.CONTENT:
+                    # A tool call is shown, and kept in the history, as the text that it is.
+                    new = Channel.CONTENT if event.channel is Channel.TOOL else event.channel
+                    if channel is Channel.REASONING and new is Channel.CONTENT:
                         print(file=sys.stderr, flush=True)
-                    channel = event.channel
+                    channel = new
                     texts[channel] += event.text
                     stream = sys.stdout if channel is Channel.CONTENT else sys.stderr
                     stream.write(event.text)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ninfer.errors import FrontendError
+from ninfer.frontend.marks import find_marks
 from ninfer.frontend.messages import Message, check_messages
 from ninfer.frontend.options import template_variables
 from ninfer.frontend.presets import LLAMA, SamplingPreset, sampling_preset
@@ -24,11 +25,26 @@ _CUT = "\ufdd0"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered conversation: token ids, text, and whether the answer starts inside a thinking block."""
+    """A rendered conversation: token ids, text, and what the engine and the output session must know of it.
+
+    starts_in_thinking: whether the answer starts inside a thinking block.
+    declares_tools: whether tools were given, so that the answer may call them.
+
+    Marks, as offsets in `tokens`, at which another prompt of the conversation may branch off (see `marks`):
+
+    boundaries: where a message begins, ascending, including the header that opens the answer.
+    preamble: where the first message after the leading system and developer messages and the tools begins;
+        None if the prompt doesn't start with those, or nothing follows.
+    opener: where the generation prompt begins; None without one.
+    """
 
     tokens: list[int]
     text: str
     starts_in_thinking: bool
+    declares_tools: bool = False
+    boundaries: tuple[int, ...] = ()
+    preamble: int | None = None
+    opener: int | None = None
 
 
 class Frontend:
@@ -115,7 +131,17 @@ class Frontend:
         text = self._template.render(variables)
         if continue_final_message:
             text = _cut_final(text, final)
-        return Prompt(self._tokenizer.encode(text), str.__str__(text), ends_inside_thinking(text))
+        tokens, controls = self._tokenizer.encode_marked(text)
+        marks = find_marks(text, controls, generation_prompt=add_generation_prompt)
+        return Prompt(
+            tokens,
+            str.__str__(text),
+            ends_inside_thinking(text),
+            bool(tools),
+            marks.boundaries,
+            marks.preamble,
+            marks.opener,
+        )
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, in which spellings of control tokens are text. Raises FrontendError."""
@@ -145,7 +171,8 @@ class Frontend:
         `stop` and `reasoning_stop` are strings that end the answer in their channel; `stop_token_ids` are
         added to the model's own, which `ignore_model_stops` drops. `raw` publishes special tokens too and
         doesn't split channels. `thinking_budget` (tokens, at least 1) has no effect on a prompt that doesn't
-        start in thinking. Raises FrontendError for an empty stop string, a bad id or a bad budget.
+        start in thinking. A Qwen model's tool calls have their own channel if the prompt declares tools.
+        Raises FrontendError for an empty stop string, a bad id or a bad budget.
         """
         for name, strings in (("stop", stop), ("reasoning stop", reasoning_stop)):
             if isinstance(strings, str) or not all(isinstance(s, str) and s for s in strings):
@@ -164,6 +191,7 @@ class Frontend:
             reasoning_stop=tuple(reasoning_stop),
             stop_token_ids=ids,
             raw=raw,
+            calls=prompt.declares_tools and self.architecture != LLAMA,
             thinking_budget=thinking_budget,
             closer=self.thinking_closer,
         )

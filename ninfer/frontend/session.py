@@ -1,18 +1,21 @@
 """Turning the tokens of one answer into published text.
 
-Token bytes become characters (`detokenizer`), characters go to the reasoning or the content channel, stop
+Token bytes become characters (`detokenizer`), characters go to the reasoning, content or tool channel, stop
 strings end the output (`stops`). What might be the beginning of a marker or of a stop string is held back.
+
+Where calls are looked for, space at the end of content is held back too: with the space behind a call it
+belongs to the call, so that content before a call comes trimmed. Stop strings don't apply to calls.
 """
 
 from collections.abc import Iterable, Sequence
 
 from ninfer.events import Channel, Delta, FinishReason, Step
+from ninfer.frontend.calls import OPEN as CALL
+from ninfer.frontend.calls import SPACE, CallRegion
 from ninfer.frontend.detokenizer import Detokenizer
 from ninfer.frontend.stops import Scanner
 from ninfer.frontend.thinking import CLOSE
 from ninfer.frontend.tokenizer import Tokenizer
-
-_SPACE = " \t\r\n"
 
 
 class OutputSession:
@@ -34,18 +37,23 @@ class OutputSession:
         reasoning_stop: Sequence[str],
         stop_token_ids: Iterable[int],
         raw: bool,
+        calls: bool,
         thinking_budget: int | None,
         closer: tuple[int, ...],
     ) -> None:
-        """Arguments are checked by `Frontend.session`; `raw` publishes everything as content, unsplit."""
+        """Arguments are checked by `Frontend.session`; `raw` publishes everything as content, unsplit, else
+        `calls` gives tool calls a channel of their own."""
         self._text = Detokenizer(tokenizer, keep_special=raw)
         self._stop_ids = frozenset(stop_token_ids)
         self._raw = raw
-        self._content_scanner = Scanner(stop)
+        self._calls = calls and not raw
         # A stop declared before the marker wins where both begin at one character.
+        self._content_scanner = Scanner((*stop, CALL) if self._calls else stop)
         self._reasoning_scanner = Scanner((*reasoning_stop, CLOSE))
-        self._marker = len(reasoning_stop)
-        self._thinking = starts_in_thinking
+        self._markers = {Channel.CONTENT: len(stop), Channel.REASONING: len(reasoning_stop)}
+        self._channel = Channel.REASONING if starts_in_thinking else Channel.CONTENT
+        self._call = CallRegion()
+        self._space: list[str] = []
         self._skip_space = False
         self._closed = False
         self._held = ""
@@ -68,6 +76,10 @@ class OutputSession:
     def closer_due(self) -> bool:
         """Whether the thinking budget is used up and `closer` has to be committed next."""
         return self.finish is None and self.thinking_remaining == 0
+
+    @property
+    def _thinking(self) -> bool:
+        return self._channel is Channel.REASONING
 
     def push(self, token_id: int) -> Step:
         """Take in one generated token. Raises FrontendError if the id is not public."""
@@ -126,8 +138,15 @@ class OutputSession:
     def _route(self, text: str) -> None:
         """Publish `text` as far as it is decided, following channel changes and stops."""
         while text:
+            if self._channel is Channel.TOOL:
+                size = self._call.feed(text)
+                self._publish(text[:size])
+                text = text[size:]
+                if text:
+                    self._channel = Channel.CONTENT
+                continue
             if self._skip_space:
-                bare = text.lstrip(_SPACE)
+                bare = text.lstrip(SPACE)
                 if self._raw:
                     self._publish(text[: len(text) - len(bare)])
                 if not bare:
@@ -136,35 +155,63 @@ class OutputSession:
             scanner = self._reasoning_scanner if self._thinking else self._content_scanner
             window = self._held + text
             match = scanner.feed(text)
+            settled = len(window) - scanner.pending if match is None else match.begin
+            self._held = window[settled:] if match is None else ""
+            self._settle(window[:settled])
             if match is None:
-                settled = len(window) - scanner.pending
-                self._held = window[settled:]
-                self._publish(window[:settled])
                 return
-            self._held = ""
-            self._publish(window[: match.begin])
-            if not self._thinking or match.pattern != self._marker:
+            if match.pattern != self._markers[self._channel]:
+                self._release_space()
                 self.finish = FinishReason.STOP_STRING
                 return
-            self._enter_content(window[match.begin : match.end])
-            text = window[match.end :]
+            marker, text = window[match.begin : match.end], window[match.end :]
+            if self._thinking:
+                self._enter_content(marker)
+            else:
+                self._enter_call(marker)
+
+    def _settle(self, text: str) -> None:
+        """Publish `text`, in which nothing was found, up to the space that might belong to a call."""
+        if not self._calls or self._thinking:
+            self._publish(text)
+            return
+        bare = text.rstrip(SPACE)
+        if bare:
+            self._release_space()
+            self._publish(bare)
+        if len(bare) < len(text):
+            self._space.append(text[len(bare) :])
+
+    def _release_space(self) -> None:
+        self._publish("".join(self._space))
+        self._space.clear()
 
     def _enter_content(self, marker: str) -> None:
         if self._raw:
             self._publish(marker)
-        self._thinking = False
+        self._channel = Channel.CONTENT
         self._skip_space = True
+
+    def _enter_call(self, marker: str) -> None:
+        self._channel = Channel.TOOL
+        self._call = CallRegion()
+        self._content_scanner.restart()
+        self._release_space()
+        self._publish(marker)
 
     def _flush(self) -> None:
         """Publish everything held back: nothing follows that could complete it."""
         tail = self._held + self._text.close()
         self._held = ""
-        self._publish(tail.lstrip(_SPACE) if self._skip_space and not self._raw else tail)
+        if self._channel is Channel.TOOL and self._call.feed(tail) < len(tail):
+            self._channel = Channel.CONTENT
+        self._release_space()
+        self._publish(tail.lstrip(SPACE) if self._skip_space and not self._raw else tail)
 
     def _publish(self, text: str) -> None:
         if not text:
             return
-        channel = Channel.REASONING if self._thinking and not self._raw else Channel.CONTENT
+        channel = Channel.CONTENT if self._raw else self._channel
         if self._deltas and self._deltas[-1].channel is channel:
             text = self._deltas.pop().text + text
         self._deltas.append(Delta(channel, text))

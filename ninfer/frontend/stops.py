@@ -18,14 +18,19 @@ class Scanner:
 
     The *window* is what could not be ruled out before (`pending` characters) followed by the new piece.
     Among the patterns that complete within one piece the earliest begin wins, then the declaration order.
-    After a match the scanner is spent. State: per pattern the length of its longest prefix that ends the
-    stream (Knuth, Morris, Pratt).
+    After a match the scanner is spent until `restart`. State: per pattern the length of its longest prefix
+    that ends the stream (Knuth, Morris, Pratt).
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
         """`patterns` are non-empty."""
         self._patterns = [(pattern, _borders(pattern)) for pattern in patterns]
         self._states = [0] * len(patterns)
+        self.pending = 0
+
+    def restart(self) -> None:
+        """Begin a new stream: nothing that came before counts."""
+        self._states = [0] * len(self._patterns)
         self.pending = 0
 
     def feed(self, piece: str) -> Match | None:

@@ -8,6 +8,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -26,6 +27,16 @@ _CACHED_FROM = 256  # characters; shorter segments are encoded faster than they 
 _CACHE_CHARACTERS = 4 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A control token in an encoded text: its offset in the tokens, its characters `[begin, end)`."""
+
+    content: str
+    offset: int
+    begin: int
+    end: int
+
+
 class Tokenizer:
     """Encodes and decodes within ids `[0, public_tokens)`. Safe to use from several threads."""
 
@@ -41,17 +52,23 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`. Spellings of control tokens become those only where the text is template text."""
+        return self.encode_marked(text)[0]
+
+    def encode_marked(self, text: str) -> tuple[list[int], list[Control]]:
+        """Ids of `text` as by `encode`, and its control tokens in order."""
         plain = str.__str__(text)
         ids: list[int] = []
+        controls: list[Control] = []
         cursor = 0
         if self._control_pattern is not None:
             for begin, end in spans_of(text):
                 for match in self._control_pattern.finditer(plain, begin, end):
                     self._encode_segment(plain[cursor : match.start()], ids)
+                    controls.append(Control(match.group(), len(ids), match.start(), match.end()))
                     ids.append(self._controls[match.group()])
                     cursor = match.end()
         self._encode_segment(plain[cursor:], ids)
-        return ids
+        return ids, controls
 
     def decode(self, ids: Iterable[int], *, keep_special: bool = False) -> str:
         """The text of `ids`; ill-formed bytes become U+FFFD. Special tokens are left out unless asked for."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,6 +151,22 @@ def qwen() -> Frontend:
 @pytest.fixture(scope="session")
 def llama() -> Frontend:
     return Frontend.from_resources(_LLAMA_DOCUMENTS.resources(), architecture=LLAMA, vocab_rows=1000)
+
+
+SMOLLM2 = Path(__file__).parents[2] / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Frontend:
+    """The real tokenizer and template of SmolLM2; skips where the model is missing."""
+    if not SMOLLM2.exists():
+        pytest.skip("SmolLM2 has not been fetched (make demo)")
+    artifact = pytest.importorskip("ninfer.artifact")
+    convert = pytest.importorskip("ninfer.convert")
+    with artifact.Artifact.open(convert.ensure_artifact(SMOLLM2, tmp_path_factory.mktemp("cache"))) as opened:
+        roles = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+        resources = {role: opened.resource("text", role) for role in roles}
+    return Frontend.from_resources(resources, architecture=LLAMA, vocab_rows=49152)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from ninfer.errors import FrontendError
 from ninfer.frontend import Frontend, maintained_template
 
-from .conftest import CONFIG_ONLY, HIDDEN, LLAMA, VISIBLE, Documents
+from .conftest import CONFIG_ONLY, HIDDEN, VISIBLE, Documents
 
 CONTROLS = HIDDEN + VISIBLE + CONFIG_ONLY
 USER = {"role": "user", "content": "Hi"}
@@ -241,20 +240,10 @@ def test_long_prompt(qwen: Frontend) -> None:
     assert again.tokens[:shared] == first.tokens[:shared]
 
 
-SMOLLM2 = Path(__file__).parents[2] / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-@pytest.mark.skipif(not SMOLLM2.exists(), reason="SmolLM2 has not been fetched (make demo)")
-def test_smollm2(tmp_path: Path) -> None:
-    artifact = pytest.importorskip("ninfer.artifact")
-    convert = pytest.importorskip("ninfer.convert")
-    with artifact.Artifact.open(convert.ensure_artifact(SMOLLM2, tmp_path)) as opened:
-        roles = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-        resources = {role: opened.resource("text", role) for role in roles}
-    frontend = Frontend.from_resources(resources, architecture=LLAMA, vocab_rows=49152)
-    prompt = frontend.render([USER])
+def test_smollm2(smollm2: Frontend) -> None:
+    prompt = smollm2.render([USER])
     assert prompt.text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
-    assert frontend.public_tokens == 49152
-    assert frontend.stop_token_ids == (2,)
+    assert smollm2.public_tokens == 49152
+    assert smollm2.stop_token_ids == (2,)
     assert prompt.tokens[:3] == [1, 9690, 198]
     assert prompt.tokens[-4:] == [1, 520, 9531, 198]
