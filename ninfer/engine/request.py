@@ -93,8 +93,9 @@ def budget(
             raise OptionError(f"the closing text has {closer} tokens; it must have 1 to {span}")
         if thinking < output < needed:
             raise ThinkingBudgetError(
-                f"a thinking budget of {thinking} tokens needs room for {needed} tokens with its closing text "
-                f"and an answer, but the output is limited to {output}; lower the budget or raise the limit"
+                f"a thinking budget of {thinking} tokens needs room for {needed} tokens with its closing "
+                f"text and an answer, but the output is limited to {output}; lower the budget or raise the "
+                f"limit"
             )
     return Budget(output, by_context, count + max(output - 1, 0))
 
