@@ -94,14 +94,20 @@ class Core:
 
         Raises `OverloadedError`, `UnavailableError`, and what `request.budget` raises.
         """
-        sized = budget(request, session, max_context=self.plan.max_context, public_tokens=self._public_tokens)
+        sized = budget(
+            request,
+            session,
+            max_context=self.plan.max_context,
+            public_tokens=self._public_tokens,
+            span=self.plan.shape.span,
+        )
         wait = self.policy.pending_timeout if timeout is None else timeout
         if wait is not None and wait <= 0:
             raise QueueTimeoutError("the request's time was over before it could be queued")
         with self._condition:
             self._require_available()
             limit = self.plan.concurrency + self.policy.max_pending
-            if len(self._outstanding) >= limit:
+            if sized.output and len(self._outstanding) >= limit:
                 raise OverloadedError(
                     f"the queue is full: {limit} requests are running or waiting; try again later or raise "
                     f"the queue's limit"
@@ -110,13 +116,13 @@ class Core:
             now = perf_counter()
             deadline = None if wait is None else monotonic() + wait
             ticket = Ticket(self._orders, request, session, sized, now, deadline)
-            if sized.output == 0:
-                ticket.state = State.FINISHED
-                ticket.mailbox.put(Done(ticket.statistics(FinishReason.OUTPUT_LIMIT, now)))
-            else:
+            if sized.output:
                 self._outstanding.add(ticket)
                 self._inbox.append(ticket)
                 self._condition.notify()
+        if not sized.output:
+            ticket.state = State.FINISHED
+            ticket.mailbox.put(Done(ticket.statistics(FinishReason.OUTPUT_LIMIT, now)))
         return Handle(
             ticket.mailbox, lambda: self._cancel(ticket, gone=False), lambda: self._cancel(ticket, gone=True)
         )
@@ -392,29 +398,34 @@ class Core:
 
     def _control(self) -> None:
         """Feed the texts that close thinking blocks; they were committed without being drawn."""
-        lanes = [i for i, t in enumerate(self._lanes) if t is not None and t.state is State.CONTROL_READY]
+        due = [i for i, t in enumerate(self._lanes) if t is not None and t.state is State.CONTROL_READY]
+        span = len(self._ticket(due[0])[0].session.closer)
+        # Rows of a unit are equally long; a closer of another length has its turn in the next iteration.
+        lanes = [lane for lane in due if len(self._ticket(lane)[0].session.closer) == span]
         tickets = [self._ticket(lane)[0] for lane in lanes]
         begin = perf_counter()
-        span = len(tickets[0].session.closer)
         for ticket, sequence in zip(tickets, (self._ticket(lane)[1] for lane in lanes), strict=True):
-            if len(ticket.session.closer) != span:
-                raise EngineError("requests of one model close their thinking blocks with different texts")
             sequence.ledger += ticket.session.closer
             sequence.map_to(sequence.frontier + span)
         egress = self._run(self._writer.control(lanes, tickets, span))
         device = float(egress["seconds"][0])
+        self._stats.control_tokens += span * len(tickets)
+        self._stats.control_device_seconds += device
         for ticket in tickets:
             assert ticket.sequence is not None
             ticket.sequence.advance(span)
             ticket.state = State.DECODE_READY
-            ticket.output += ticket.session.closer
             ticket.decode_seconds += perf_counter() - begin
-            self._publish(ticket, ticket.session.commit_closer())
-            if reason := ticket.budget.finish(len(ticket.output)):
+            try:
+                step = ticket.session.commit_closer()
+            except Exception as error:
+                self._fail(ticket, error)
+                continue
+            ticket.output += ticket.session.closer
+            self._publish(ticket, step)
+            if reason := step.finish or ticket.budget.finish(len(ticket.output)):
                 self._finish(ticket, reason)
-        self._stats.control_tokens += span * len(tickets)
         self._stats.control_seconds += perf_counter() - begin
-        self._stats.control_device_seconds += device
 
     def _propose(self, ticket: Ticket, sequence: Sequence) -> list[int]:
         """Drafts for a round, none beyond what may be committed after it."""
@@ -477,6 +488,7 @@ class Core:
         try:
             self._publish(ticket, ticket.session.close())
         except Exception as error:
+            self._stats.failed += 1
             self._end(ticket, error)
             return
         self._stats.finished[reason] = self._stats.finished.get(reason, 0) + 1
@@ -489,20 +501,23 @@ class Core:
         self._end(ticket, error)
 
     def _leave(self, ticket: Ticket, *, keep: bool) -> None:
-        if ticket in self._lanes:
-            self._lanes[self._lanes.index(ticket)] = None
-            self._changed = True
         if ticket.sequence is not None:
             ticket.sequence.close(keep=keep)
             ticket.sequence = None
+        if ticket in self._lanes:
+            # Last, so that whoever sees no request running sees its pages given back.
+            self._lanes[self._lanes.index(ticket)] = None
+            self._changed = True
 
     def _end(self, ticket: Ticket, last: Done | BaseException) -> None:
         ticket.state = State.FINISHED
+        # Not while holding our lock: a handle may be collected, and so ask for the lock, in a thread that is
+        # just then inside some mailbox.
+        if isinstance(last, Done):
+            ticket.mailbox.put(last)
+        else:
+            ticket.mailbox.fail(last)
         with self._condition:
-            if isinstance(last, Done):
-                ticket.mailbox.put(last)
-            else:
-                ticket.mailbox.fail(last)
             if ticket.gone:
                 self._outstanding.discard(ticket)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 
 from ninfer.engine.events import Event
 from ninfer.engine.mailbox import Mailbox
@@ -42,8 +43,9 @@ class Handle:
         loop, ready = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            # The loop may have been closed under a request that nobody awaits any more.
-            if not loop.is_closed():
+            # The loop may have been closed under a request that nobody awaits any more; the worker that
+            # calls this must not fall over it.
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(ready.set)
 
         self._mailbox.listen(wake)

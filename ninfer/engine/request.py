@@ -59,8 +59,13 @@ class Budget:
         return FinishReason.CONTEXT_CAPACITY if self.limited_by_context else FinishReason.OUTPUT_LIMIT
 
 
-def budget(request: Request, session: OutputSession, *, max_context: int, public_tokens: int) -> Budget:
-    """Check a request and size it. Raises `ContextLengthError`, `ThinkingBudgetError` or `OptionError`."""
+def budget(
+    request: Request, session: OutputSession, *, max_context: int, public_tokens: int, span: int
+) -> Budget:
+    """Check a request and size it; `span` is the longest text that can be forced.
+
+    Raises `ContextLengthError`, `ThinkingBudgetError` or `OptionError`.
+    """
     count = len(request.prompt)
     if not count:
         raise OptionError("the prompt is empty; at least one token is needed")
@@ -78,14 +83,20 @@ def budget(request: Request, session: OutputSession, *, max_context: int, public
     room = max_context - count + 1
     by_context = wanted is None or wanted > room
     output = room if wanted is None else min(wanted, room)
-    needed = (request.thinking_budget or 0) + len(session.closer) + 1
-    thinking = request.thinking_budget is not None and session.thinking_remaining is not None
-    if thinking and (request.thinking_budget or 0) < output < needed:
-        raise ThinkingBudgetError(
-            f"a thinking budget of {request.thinking_budget} tokens needs room for {needed} tokens with its "
-            f"closing text and an answer, but the output is limited to {output}; lower the budget or raise "
-            f"the limit"
-        )
+    if request.thinking_budget is not None and request.thinking_budget < 1:
+        raise OptionError(f"the thinking budget must be at least 1 token, not {request.thinking_budget}")
+    # The session knows whether a thinking block is open, and it is the session that will ask for the closer.
+    thinking, closer = session.thinking_remaining, len(session.closer)
+    if thinking is not None:
+        needed = thinking + closer + 1
+        if not 1 <= closer <= span:
+            raise OptionError(f"the closing text has {closer} tokens; it must have 1 to {span}")
+        if thinking < output < needed:
+            raise ThinkingBudgetError(
+                f"a thinking budget of {thinking} tokens needs room for {needed} tokens with its closing "
+                f"text and an answer, but the output is limited to {output}; lower the budget or raise the "
+                f"limit"
+            )
     return Budget(output, by_context, count + max(output - 1, 0))
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from threading import Semaphore
+
+import numpy as np
 
 from ninfer.engine import Core, Done, Event, Handle, Marks, Output, Policy, Request, Started, Statistics
 from ninfer.engine.drafts import DraftSource
 from ninfer.events import Channel, Delta, FinishReason, Step
 from ninfer.ops import SamplingParams
 from ninfer.runtime import Limits, Program, plan_model
+from ninfer.runtime.records import Unit
 from tests.runtime.toy import PUBLIC, ToyModel
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -62,6 +67,53 @@ class Session:
         return Step()
 
 
+@dataclass(frozen=True)
+class Note:
+    """A unit of work as the Program got it; `tokens` and `positions` are those of the live columns."""
+
+    unit: Unit
+    rows: int
+    tokens: tuple[int, ...]
+    positions: tuple[int, ...]
+
+
+class Gate:
+    """Stands before the Program: notes every unit and, while shut, lets units through one by one."""
+
+    def __init__(self, *, shut: bool = True) -> None:
+        self.notes: list[Note] = []
+        self._shut = shut
+        self._arrived, self._permits = Semaphore(0), Semaphore(0)
+
+    def through(self, run: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+        def guarded(record: np.ndarray) -> np.ndarray:
+            fields = record[0]
+            unit, count = Unit(fields["unit"]), int(fields["rows"]) * int(fields["columns"])
+            live = [i for i in range(count) if fields["positions"][i] >= 0]
+            tokens, positions = ([int(fields[name][i]) for i in live] for name in ("tokens", "positions"))
+            self.notes.append(Note(unit, int(fields["rows"]), tuple(tokens), tuple(positions)))
+            self._arrived.release()
+            if self._shut:
+                self._permits.acquire()
+            return run(record)
+
+        return guarded
+
+    def arrive(self) -> Note:
+        """Wait until the worker stands before one more unit than the last time."""
+        assert self._arrived.acquire(timeout=20), "no unit came"
+        return self.notes[-1]
+
+    def step(self) -> None:
+        """Let one unit through."""
+        self._permits.release()
+
+    def open(self) -> None:
+        """Let everything through from now on."""
+        self._shut = False
+        self._permits.release()
+
+
 def make_core(
     *,
     recurrent: bool = True,
@@ -74,6 +126,7 @@ def make_core(
     policy: Policy | None = None,
     drafts: DraftSource | None = None,
     model: ToyModel | None = None,
+    gate: Gate | None = None,
 ) -> Core:
     model = model or ToyModel(recurrent)
     limits = Limits(
@@ -85,7 +138,10 @@ def make_core(
         width=width,
     )
     plan = plan_model(model, limits)
-    return Core(Program(model, plan).run, plan, public_tokens=PUBLIC, policy=policy, drafts=drafts)
+    run = Program(model, plan).run
+    if gate is not None:
+        run = gate.through(run)
+    return Core(run, plan, public_tokens=PUBLIC, policy=policy, drafts=drafts)
 
 
 def request(
