@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from ninfer.formats import KvFormat
 from ninfer.models import Model
-from ninfer.ops import Purpose, SamplingParams
+from ninfer.ops import PAGE, Purpose, SamplingParams
 from ninfer.runtime import Limits, Program, plan_model
 from ninfer.runtime.records import Shape, Unit, ingress
 
@@ -35,6 +37,18 @@ class Lane:
         self.source = self.target
 
 
+def planes(record: object) -> list[torch.Tensor]:
+    """The tensors that a record holds."""
+    return [value for value in vars(record).values() if isinstance(value, torch.Tensor)]
+
+
+def assert_same(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor], what: object = "") -> None:
+    """Bit for bit."""
+    for mine, other in zip(left, right, strict=True):
+        assert mine.shape == other.shape
+        assert torch.equal(mine.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)), what
+
+
 class Hand:
     """Writes every record anew; what a unit doesn't need is filled with numbers that would do harm."""
 
@@ -47,6 +61,7 @@ class Hand:
         context: int = 512,
         chunk: int = 128,
         snapshots: int = 4,
+        kv_format: KvFormat = KvFormat.BF16,
     ) -> None:
         limits = Limits(
             context,
@@ -56,7 +71,7 @@ class Hand:
             state_slots=snapshots,
             width=width,
         )
-        self.plan = plan_model(model, limits)
+        self.plan = plan_model(model, limits, kv_format=kv_format)
         self.program = Program(model, self.plan)
 
     @property
@@ -163,12 +178,31 @@ class Hand:
         record["unit"], record["rows"], record["columns"] = unit, rows, columns
         return record
 
+    def memory(self) -> list[torch.Tensor]:
+        """Every tensor that outlives a unit."""
+        cache, records = self.program._cache, self.program._records
+        tensors = [plane for pages in cache.kv for plane in planes(pages)]
+        tensors += [*cache.conv, *cache.recurrent, self.program._counts]
+        if records is not None:
+            tensors += records.conv
+            tensors += [plane for layer in records.delta for plane in planes(layer)]
+        return tensors
+
+    def committed(self, lane: Lane) -> list[torch.Tensor]:
+        """Copies of all that counts of a sequence: its KV up to the frontier and its state."""
+        cache, at = self.program._cache, torch.arange(lane.frontier)
+        pages = torch.tensor(lane.pages)[at // PAGE]
+        tensors = [plane[pages, at % PAGE] for layer in cache.kv for plane in planes(layer)]
+        return tensors + [states[lane.source].clone() for states in (*cache.conv, *cache.recurrent)]
+
     def _columns(self, record: np.ndarray, begin: int, lane: Lane, tokens: Sequence[int]) -> None:
         end = begin + len(tokens)
         record["tokens"][0, begin:end] = tokens
         record["positions"][0, begin:end] = np.arange(lane.frontier, lane.frontier + len(tokens))
 
     def _row(self, record: np.ndarray, row: int, lane: Lane) -> None:
+        assert max(lane.pages) < self.plan.pages + self.plan.copies
+        assert not self.plan.slots or max(lane.slots) < self.plan.slots
         record["page_table"][0, row, : len(lane.pages)] = lane.pages
         record["source_slots"][0, row], record["target_slots"][0, row] = lane.source, lane.target
 
