@@ -96,12 +96,16 @@ class Program:
         """Run every kind of round once on dead pages, so that code is loaded and recordings are made."""
         record = ingress(self.plan.shape)
         record["positions"] = -1
-        record["unit"], record["columns"] = Unit.ROUND, 1
         record["source_slots"], record["target_slots"] = -1, 0
-        for rows in range(1, self.plan.shape.rows + 1):
-            record["rows"] = rows
-            for _ in range(2):
-                self.run(record)
+        for columns in sorted({1, self.plan.shape.width}):
+            record["columns"] = columns
+            for rows in range(1, self.plan.shape.rows + 1):
+                record["unit"], record["rows"] = Unit.ROUND, rows
+                for _ in range(2):
+                    self.run(record)
+                if columns > 1:
+                    record["unit"] = Unit.FOLD
+                    self.run(record)
 
     def _prefill(self, columns: int) -> None:
         header = self._ingress[0]

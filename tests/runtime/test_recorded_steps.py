@@ -1,70 +1,82 @@
-"""Decode steps are recorded once and replayed, bit for bit what the operators give one by one."""
+"""Rounds are recorded once and replayed, bit for bit what the operators give one by one."""
 
 from functools import partial
-from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from ninfer import models
-from ninfer.artifact import Artifact
-from ninfer.models import Model
-from ninfer.runtime import Program, SamplingParams
-from tests.models.draft import draft
-from tests.models.tiny import FULL, LINEAR, Geometry, LlamaGeometry, Qwen35Geometry, build
+from ninfer.ops import Purpose
+from ninfer.runtime.records import Unit
+from tests.models.loaded import GEOMETRIES, loaded
 
-GEOMETRIES: dict[str, Geometry] = {
-    "qwen3.5": Qwen35Geometry(layer_types=(LINEAR, FULL, LINEAR), value_heads=4),
-    "llama": LlamaGeometry(layers=2),
-}
+from .hand import Hand, Lane, assert_same
+
+ROWS, CONTEXT, CALLS = 8, 128, 5
 
 
-def answer(model: Model, *, recorded: bool) -> tuple[list[int], Program]:
-    """Tokens across a page boundary, with a forced span, a second turn and a new sequence."""
-    program = Program(model, max_context=256)
-    executor = program._executor
-    if not recorded:
-        for (source, target), _ in executor._steps.items():
-            step = partial(executor._step, executor._batch(1, source, target))
-            executor._steps[source, target] = step  # type: ignore[assignment]
-    output: list[int] = []
-
-    def decode(count: int) -> None:
-        for _ in range(count):
-            output.extend(program.decode().tokens)
-            program.commit(1)
-
-    prompt = [(11 * i + 5) % 199 for i in range(50)]
-    for _ in range(2):
-        program.start(prompt, SamplingParams(temperature=0.7, seed=3))
-        output.extend(program.prefill().tokens)
-        program.commit(1)
-        decode(20)
-        program.force([7, 8, 9])
-        decode(5)
-        prompt = prompt + output + [1, 2]
-    program.start([4, 5], SamplingParams(temperature=0.0, presence_penalty=1.0))
-    output.extend(program.prefill().tokens)
-    program.commit(1)
-    decode(10)
-    return output, program
+def fill(hand: Hand) -> None:
+    """A past for every position and slot."""
+    rng = np.random.default_rng(5)
+    for row in range(ROWS):
+        lane = Lane(range(2 * row, 2 * row + 2), (2 * row, 2 * row + 1))
+        hand.feed(lane, rng.integers(190, size=CONTEXT).tolist(), draw=False)
+    generator = torch.Generator().manual_seed(6)
+    for states in (*hand.program._cache.conv, *hand.program._cache.recurrent):
+        states.copy_(0.3 * torch.randn(states.shape, generator=generator))
 
 
+def random_round(hand: Hand, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
+    """Rows anywhere in their contexts, on pages and slots of no order, some columns masked."""
+    record = hand.empty(Unit.ROUND, rows, columns)
+    shape = hand.shape
+    pages = rng.permutation(hand.plan.pages)[: rows * shape.pages].reshape(rows, shape.pages)
+    record["page_table"][0, :rows] = pages
+    slots = rng.permutation(hand.plan.slots) if hand.plan.slots else np.zeros(2 * rows, np.int32)
+    record["source_slots"][0, :rows] = np.where(rng.random(rows) < 0.2, -1, slots[:rows])
+    record["target_slots"][0, :rows] = slots[rows : 2 * rows]
+    public = hand.program._model.public_tokens
+    for row in range(rows):
+        live = rng.integers(1, columns + 1)
+        begin = rng.integers(0, CONTEXT - columns)
+        for column in range(columns):
+            at = row * columns + column
+            is_live = column < live
+            values = {
+                "tokens": rng.integers(public) if is_live else 0,
+                "positions": begin + column if is_live else -1,
+                "purpose": rng.choice([Purpose.DECODE, Purpose.BONUS]) if is_live else -1,
+                "draw_position": begin + column,
+                "count_rows": row if column == 0 and rng.random() < 0.5 else -1,
+                "seed": rng.integers(-(1 << 63), 1 << 63),
+                "temperature": rng.choice([0.0, 0.7, 2.0]),
+                "top_p": rng.uniform(0.5, 1.0),
+                "min_p": rng.uniform(0.0, 0.2),
+                "top_k": rng.integers(0, 21),
+                "presence": rng.choice([0.0, 1.0]),
+                "frequency": rng.choice([0.0, 0.5]),
+            }
+            for name, value in values.items():
+                record[name][0, at] = value
+    return record
+
+
+@pytest.mark.parametrize("columns", [1, 4])
 @pytest.mark.parametrize("name", GEOMETRIES)
-def test_replayed_steps_are_bit_for_bit_those_of_the_operators(name: str, tmp_path: Path) -> None:
-    path = draft(GEOMETRIES[name], build(GEOMETRIES[name])).write(tmp_path / "tiny.ninfer")
-    with Artifact.open(path) as artifact:
-        model = models.load(artifact)
-    plain, without = answer(model, recorded=False)
-    replayed, program = answer(model, recorded=True)
-    steps = program._executor._steps.values()
-    assert [step.obstacle for step in steps] == [None, None]
-    assert all(step.recorded for step in steps)
-    assert replayed == plain
-    ours, theirs = program._executor._cache, without._executor._cache
-    for mine, other in zip(
-        (*(x for p in ours.kv for x in (p.k, p.v)), *ours.conv, *ours.recurrent),
-        (*(x for p in theirs.kv for x in (p.k, p.v)), *theirs.conv, *theirs.recurrent),
-        strict=True,
-    ):
-        assert torch.equal(mine, other)
+def test_replayed_rounds_are_bit_for_bit_those_of_the_operators(name: str, columns: int) -> None:
+    replayed, plain = (Hand(loaded(name), rows=ROWS, width=columns, context=CONTEXT) for _ in range(2))
+    for hand in (replayed, plain):
+        fill(hand)
+    rng = np.random.default_rng(7)
+    for rows in range(1, ROWS + 1):
+        program = plain.program
+        program._rounds[rows, columns] = partial(program._step, rows, columns)  # type: ignore[assignment]
+        for call in range(CALLS):
+            record = random_round(replayed, rows, columns, rng)
+            mine, other = replayed.run(record), plain.run(record)
+            mine["seconds"] = other["seconds"] = 0
+            assert mine.tobytes() == other.tobytes(), (rows, call)
+            assert_same(replayed.memory(), plain.memory(), (rows, call))
+    for (rows, _), step in replayed.program._rounds.items():
+        # More columns than that are products of PyTorch.
+        assert step.recorded == (rows * columns <= 16), (rows, step.obstacle)
