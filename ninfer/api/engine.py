@@ -20,7 +20,7 @@ from ninfer.frontend import Frontend, Prompt
 
 if TYPE_CHECKING:
     from ninfer.engine import Core
-    from ninfer.ops import SamplingParams
+    from ninfer.runtime import SamplingParams
 
 _DEFAULT_CONTEXT = 2048
 _TEXT_ROLES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -149,6 +149,7 @@ class Engine:
                 kv_capacity=options.kv_capacity,
                 state_slots=options.state_slots,
                 headroom=headroom,
+                span=max(1, len(frontend.thinking_closer)),
             ),
             kv_format=KvFormat(options.kv_dtype),
             weight_bytes=weights,

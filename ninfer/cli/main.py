@@ -123,6 +123,8 @@ def ninfer(
     conversation, tools = _conversation(prompt, messages) if one_shot else ([], None)
     if log_level not in _LOG_LEVELS:
         raise OptionError(f"invalid log level: {log_level}; use one of {', '.join(_LOG_LEVELS)}")
+    if max_new == 0:
+        raise OptionError("--max-new must be at least 1, not 0")
     if kv_dtype not in list(KvFormat):
         raise OptionError(f"invalid --kv-dtype: {kv_dtype}; use one of {', '.join(KvFormat)}")
     if no_prefix_reuse and device_state_slots is not None:

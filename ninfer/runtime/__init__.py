@@ -7,23 +7,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ninfer.ops import SamplingParams
     from ninfer.runtime.plan import DEFAULT_CHUNK, Limits, Plan
     from ninfer.runtime.program import Program, plan_model
     from ninfer.runtime.scoring import Scoring
 
-__all__ = ["DEFAULT_CHUNK", "Limits", "Plan", "Program", "Scoring", "plan_model"]
+__all__ = ["DEFAULT_CHUNK", "Limits", "Plan", "Program", "SamplingParams", "Scoring", "plan_model"]
 
 _LAZY = {
-    "DEFAULT_CHUNK": "plan",
-    "Limits": "plan",
-    "Plan": "plan",
-    "Program": "program",
-    "Scoring": "scoring",
-    "plan_model": "program",
+    "DEFAULT_CHUNK": "ninfer.runtime.plan",
+    "Limits": "ninfer.runtime.plan",
+    "Plan": "ninfer.runtime.plan",
+    "Program": "ninfer.runtime.program",
+    "SamplingParams": "ninfer.ops",
+    "Scoring": "ninfer.runtime.scoring",
+    "plan_model": "ninfer.runtime.program",
 }
 
 
 def __getattr__(name: str) -> object:
     if name in _LAZY:
-        return getattr(import_module(f"ninfer.runtime.{_LAZY[name]}"), name)
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'ninfer.runtime' has no attribute {name!r}")

@@ -13,8 +13,6 @@ from ninfer.runtime.records import Shape
 CHUNK_STEP = 128
 DEFAULT_CHUNK = 1024
 MAX_CONCURRENCY = 8
-SPAN = 64
-"""Longest forced span: the text that closes a thinking block."""
 HEADROOM = 1 << 30
 
 
@@ -24,6 +22,7 @@ class Limits:
 
     `max_context` and `kv_capacity` in tokens (capacity None: one full context; "auto": what memory allows),
     `state_slots` snapshots of the prefix cache (None: concurrency + 4), `headroom` bytes that "auto" leaves.
+    `width`: columns of a row in a round, 1 + drafts; `span`: tokens of the longest text that is forced.
     """
 
     max_context: int
@@ -33,6 +32,7 @@ class Limits:
     state_slots: int | None = None
     headroom: int | None = None
     width: int = 1
+    span: int = 64
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def make_plan(
     if snapshots < 0:
         raise OptionError(f"--device-state-slots must not be negative, not {snapshots}")
     snapshots = snapshots if state.layers else 0
-    shape = Shape(rows, limits.width, min(limits.prefill_chunk, context), SPAN, -(-context // PAGE))
+    shape = Shape(rows, limits.width, min(limits.prefill_chunk, context), limits.span, -(-context // PAGE))
     records = state.record_bytes(shape.draws) if limits.width > 1 else 0
     buffers = 2 * (8 * shape.columns + 4 * rows * shape.pages) + 4 * rows * public_tokens + 128 * shape.draws
 

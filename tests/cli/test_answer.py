@@ -1,6 +1,5 @@
 """Streaming one answer: which channel goes where, and what the history keeps."""
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,10 +15,7 @@ def answer(*outputs: tuple[Channel, str]) -> dict[str, str]:
     events = [*(Output(channel, text) for channel, text in outputs), Done(cast(Any, None))]
 
     def chat(*_: object, **__: object) -> Generation:
-        def start(_cancelled: object) -> Iterator[Any]:
-            return iter(events)
-
-        return Generation(cast(Any, None), cast(Any, None), 0.0, start)
+        return Generation(cast(Any, events), cast(Any, None), cast(Any, None), 0.0)
 
     engine = cast(Engine, SimpleNamespace(chat=chat, description=None))
     answerer = Answerer(engine, GenerationOptions(), print_token_ids=False, quiet=True, chat=False)

@@ -144,7 +144,7 @@ def test_a_prompt_may_fill_the_context_but_not_exceed_it(ninfer, tiny):
     [
         (["--foo"], ["unknown argument: --foo"]),
         (["--max-new"], ["--max-new needs a value"]),
-        (["--prompt", "x", "--max-new", "0"], ["max_new", "not 0"]),
+        (["--prompt", "x", "--max-new", "0"], ["--max-new must be at least 1, not 0"]),
         (["--max-new", "x"], ["--max-new", "'x' is not a whole number"]),
         (["--max-new", "-1"], ["--max-new", "'-1' is not a whole number"]),
         (["--seed", "1_0"], ["--seed", "'1_0' is not a whole number"]),
@@ -158,7 +158,7 @@ def test_a_prompt_may_fill_the_context_but_not_exceed_it(ninfer, tiny):
         (["--prompt", "x", "--top-k", "21"], ["top_k must be a whole number between 0 and 20"]),
         (["--prompt", "x", "--seed", str(2**64)], ["seed"]),
         (["--prompt", "x", "--stop", ""], ["stop string"]),
-        (["--prompt", "x", "--kv-dtype", "int8"], ["--kv-dtype int8 is not available"]),
+        (["--prompt", "x", "--kv-dtype", "int9"], ["invalid --kv-dtype: int9; use one of bf16"]),
         (["--prompt", "x", "--prefill-chunk", "100"], ["multiple of 128"]),
         (["--prompt", "x", "--max-context", "513"], ["513", "512"]),
         (["--prompt", "x", "--log-level", "loud"], ["log level"]),
