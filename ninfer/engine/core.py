@@ -78,6 +78,7 @@ class Core:
         self._protection: Protection | None = None
         self._changed = self._decoded_last = False
         self._stats = RuntimeStatistics()
+        self._egress: np.ndarray | None = None
         self._condition = Condition()
         self._inbox: list[Ticket] = []
         self._outstanding: set[Ticket] = set()
@@ -129,7 +130,7 @@ class Core:
 
     def statistics(self) -> RuntimeStatistics:
         """A copy of the counters, with the present state of the queue and the cache."""
-        states = [ticket.state for ticket in self._lanes if ticket is not None]
+        states = self._states()
         pages, cache = self._pools.pages, self._pools.cache
         return replace(
             self._stats,
@@ -201,18 +202,16 @@ class Core:
         begin = perf_counter()
         self._end_waiting()
         self._end_cancelled()
-        active = [ticket for ticket in self._lanes if ticket is not None]
-        ready = any(t.state is State.DECODE_READY for t in active)
-        prefilling = any(t.state is State.PREFILL for t in active)
+        states = self._states()
         if may_admit(
             waiting=bool(self._waiting),
             changed=self._changed,
-            prefill=prefilling,
-            decode=ready,
+            prefill=State.PREFILL in states,
+            decode=State.DECODE_READY in states,
             decoded_last=self._decoded_last,
         ):
             self._admit()
-        states = {ticket.state for ticket in self._lanes if ticket is not None}
+            states = self._states()
         choice = choose(
             control=State.CONTROL_READY in states,
             prefill=State.PREFILL in states,
@@ -229,6 +228,9 @@ class Core:
         else:
             self._idle()
         self._decoded_last = choice in (Choice.CONTROL, Choice.DECODE)
+
+    def _states(self) -> list[State]:
+        return [ticket.state for ticket in self._lanes if ticket is not None]
 
     def _idle(self) -> None:
         """Only blocked requests: something will be cancelled, submitted or time out."""
@@ -328,6 +330,14 @@ class Core:
 
     # Units of work
 
+    def _do(self, record: np.ndarray) -> float:
+        """Have the Program do a unit; its results stand in `_tokens` and `_produced`. Device seconds."""
+        egress = self._run(record)
+        if egress is not self._egress:
+            self._egress, self._seconds = egress, egress["seconds"]
+            self._tokens, self._produced = egress["tokens"][0], egress["produced"][0]
+        return self._seconds.item()
+
     def _prefill(self) -> None:
         [lane] = [i for i, t in enumerate(self._lanes) if t is not None and t.state is State.PREFILL]
         ticket, sequence = self._ticket(lane)
@@ -336,8 +346,7 @@ class Core:
         end = next_cut(sequence.frontier, prompt_tokens, self.plan.prefill_chunk, ticket.taps)
         count = end - sequence.frontier
         sequence.map_to(end)
-        egress = self._run(self._writer.prefill(lane, ticket, end))
-        device = float(egress["seconds"][0])
+        device = self._do(self._writer.prefill(lane, ticket, end))
         sequence.advance(count)
         if ticket.request.reuse and self.policy.reuse:
             kinds = [tap.kind for tap in ticket.taps if tap.position == end]
@@ -355,7 +364,7 @@ class Core:
             self._changed = True
             ticket.state = State.DECODE_READY
             ticket.first_token = now
-            self._take_output(ticket, [int(egress["tokens"][0, 0])])
+            self._take_output(ticket, self._tokens[:1].tolist())
 
     def _decode(self) -> None:
         """One round of all requests that are ready for it."""
@@ -366,16 +375,15 @@ class Core:
         drafts = [self._propose(t, s) for t, s in zip(tickets, sequences, strict=True)]
         for sequence, draft in zip(sequences, drafts, strict=True):
             sequence.map_to(sequence.frontier + 1 + len(draft))
-        egress = self._run(self._writer.round(lanes, tickets, drafts))
-        device = float(egress["seconds"][0])
+        device = self._do(self._writer.round(lanes, tickets, drafts))
         width = self.plan.shape.width if any(drafts) else 1
-        tokens = egress["tokens"][0, : len(lanes) * width].tolist()
-        produced = egress["produced"][0, : len(lanes)].tolist()
+        tokens = self._tokens[: len(lanes) * width].tolist()
+        produced = self._produced[: len(lanes)].tolist()
         offers = [tokens[row * width : row * width + count] for row, count in enumerate(produced)]
         steps = [self._preview(ticket, offer) for ticket, offer in zip(tickets, offers, strict=True)]
         counts = [0 if isinstance(step, Exception) else step.committed for step in steps]
         if width > 1:
-            device += float(self._run(self._writer.fold(counts))["seconds"][0])
+            device += self._do(self._writer.fold(counts))
         for sequence, count in zip(sequences, counts, strict=True):
             if width > 1 and count:
                 sequence.advance(count)
@@ -407,8 +415,7 @@ class Core:
         for ticket, sequence in zip(tickets, (self._ticket(lane)[1] for lane in lanes), strict=True):
             sequence.ledger += ticket.session.closer
             sequence.map_to(sequence.frontier + span)
-        egress = self._run(self._writer.control(lanes, tickets, span))
-        device = float(egress["seconds"][0])
+        device = self._do(self._writer.control(lanes, tickets, span))
         self._stats.control_tokens += span * len(tickets)
         self._stats.control_device_seconds += device
         for ticket in tickets:

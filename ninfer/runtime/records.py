@@ -26,6 +26,9 @@ DRAW_FIELDS = (
 `count_rows` names the row of penalty counts, -1 for none."""
 
 
+_HEADER = ("unit", "rows", "columns", "copy_source", "copy_target")
+
+
 class Unit(IntEnum):
     """What a Program does in one go."""
 
@@ -82,7 +85,7 @@ def ingress(shape: Shape) -> np.ndarray:
                 ("source_slots", np.int32, (rows,)),
                 ("target_slots", np.int32, (rows,)),
                 ("counts", np.int32, (rows,)),
-                *((name, np.int32) for name in ("unit", "rows", "columns", "copy_source", "copy_target")),
+                *((name, np.int32) for name in _HEADER),
             ],
             align=True,
         ),
@@ -90,6 +93,13 @@ def ingress(shape: Shape) -> np.ndarray:
     record["purpose"], record["count_rows"] = -1, -1
     record["copy_source"], record["copy_target"] = -1, -1
     return record
+
+
+def header_of(record: np.ndarray) -> np.ndarray:
+    """A view of unit, rows, columns, copy_source, copy_target: int32 `[5]`."""
+    assert record.dtype.fields is not None
+    begin = record.dtype.fields[_HEADER[0]][1]
+    return record.view(np.uint8)[begin : begin + 4 * len(_HEADER)].view(np.int32)
 
 
 def egress(shape: Shape) -> np.ndarray:

@@ -1,5 +1,6 @@
 """The tool channel: where the text of calls begins and ends, wherever tokens do."""
 
+import time
 from collections.abc import Iterable, Sequence
 
 import pytest
@@ -221,6 +222,25 @@ def test_markers_inside_a_parameter_are_its_text(qwen: Frontend) -> None:
         session = qwen.session(PLAIN, stop=["STOP", "print"])
         assert drive(session, tokens) == [(TOOL, call)]
         assert session.finish is FinishReason.STOP_STRING
+
+
+def test_a_stray_closing_marker_opens_nothing(qwen: Frontend) -> None:
+    call = f"{OPEN}</parameter></parameter><parameter=x>{CLOSE}</parameter>{CLOSE}"
+    assert drive(qwen.session(PLAIN), qwen.encode(call + "So")) == [(TOOL, call), (CONTENT, "So")]
+
+
+def test_cost_of_a_token_does_not_grow(qwen: Frontend) -> None:
+    """Neither inside a call nor while space is held back."""
+    for first, text in ((CALL[:40], "The quick <b>brown</b> fox\n" * 4), ("a", "\n \n" * 25)):
+        session, tokens = qwen.session(PLAIN), byte_tokens(qwen, text)
+        session.accept(qwen.encode(first))
+        times = []
+        for _ in range(100):
+            start = time.perf_counter()
+            for _ in range(10):
+                session.accept(tokens)
+            times.append(time.perf_counter() - start)
+        assert sorted(times[-10:])[2] < 5 * sorted(times[:10])[2]
 
 
 def test_a_stop_string_does_not_reach_over_a_call(qwen: Frontend) -> None:
