@@ -83,15 +83,16 @@ class Program:
         np.copyto(self._bytes, record.view(np.uint8))  # field by field it would take 20 times as long
         begin = perf_counter()
         unit, rows, columns, *copied = self._header.tolist()
-        with torch.inference_mode():
-            if unit == Unit.ROUND:
-                self._round(rows, columns)
-            elif unit == Unit.PREFILL:
-                self._prefill(columns, *copied)
-            elif unit == Unit.CONTROL:
-                self._control(rows, columns)
-            else:
-                self._fold(rows)
+        if unit == Unit.ROUND:
+            self._round(rows, columns)
+        else:
+            with torch.inference_mode():
+                if unit == Unit.PREFILL:
+                    self._prefill(columns, *copied)
+                elif unit == Unit.CONTROL:
+                    self._control(rows, columns)
+                else:
+                    self._fold(rows)
         self._seconds[0] = perf_counter() - begin
         return self._egress
 
@@ -126,7 +127,11 @@ class Program:
         if step is None:
             step = ops.Recording(partial(self._step, rows, columns), self._device)
             self._rounds[rows, columns] = step
-        drawn = step().numpy()
+        if step.recorded:
+            drawn = step().numpy()
+        else:
+            with torch.inference_mode():
+                drawn = step().numpy()
         count = rows * columns
         self._tokens[:count] = drawn
         produced = self._produced
