@@ -269,6 +269,7 @@ class PrefixCache:
         snapshot.kind = min(kind, snapshot.kind, key=lambda kind: kind.rank)
         snapshot.lineage = self.new_lineage() if snapshot.kind is Kind.PREAMBLE else lineage
         self._want(snapshot)
+        self._shelf.touch(snapshot.node.page)
         self._supersede(snapshot, kind)
 
     def _want(self, snapshot: Snapshot) -> None:
@@ -276,7 +277,6 @@ class PrefixCache:
         snapshot.superseded = False
         snapshot.floor, snapshot.used = self._floor, next(self._clock)
         snapshot.revalue()
-        self._shelf.offer(snapshot.node.page)
 
     def _supersede(self, newest: Snapshot, kind: Kind) -> None:
         for old in supersede(self._snapshots.values(), newest, kind):

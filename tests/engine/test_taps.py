@@ -6,16 +6,16 @@ from ninfer.engine.taps import Tap, next_cut, plan_taps
 
 
 def plan(**changes: object) -> list[tuple[int, str]]:
-    settings = dict(
-        prompt_tokens=3000,
-        base=0,
-        boundaries=[0, 500, 900, 2000, 2990],
-        preamble=500,
-        opener=2990,
-        turn_anchors=1,
-        chunk=1024,
-        limit=8,
-    )
+    settings = {
+        "prompt_tokens": 3000,
+        "base": 0,
+        "boundaries": [0, 500, 900, 2000, 2990],
+        "preamble": 500,
+        "opener": 2990,
+        "turn_anchors": 1,
+        "chunk": 1024,
+        "limit": 8,
+    }
     return [(tap.position, tap.kind.value) for tap in plan_taps(**{**settings, **changes})]  # type: ignore[arg-type]
 
 
