@@ -6,7 +6,7 @@ from math import nan
 import pytest
 import torch
 
-from ninfer.engine import Core, Done, Output, Policy, PromptProgress, Started
+from ninfer.engine import Core, Done, Output, Policy, PromptProgress, Request, Started
 from ninfer.errors import (
     ContextLengthError,
     ModelError,
@@ -273,7 +273,7 @@ def test_penalties_count_forced_tokens(build: Build) -> None:
 
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_seeded_draws_do_not_depend_on_company(build: Build, recurrent: bool) -> None:
-    def ask(index: int) -> object:
+    def ask(index: int) -> Request:
         sampling = SamplingParams(temperature=1.5, seed=(1 << 63) + index, presence_penalty=index % 2 * 1.0)
         return request(PROMPT[index : 30 + 11 * index], 5 + 4 * index, sampling=sampling)
 
@@ -281,7 +281,7 @@ def test_seeded_draws_do_not_depend_on_company(build: Build, recurrent: bool) ->
     answers = []
     for concurrency in (1, 2, 4, 8):
         core = build(recurrent=recurrent, concurrency=concurrency, context=256, capacity=2048)
-        handles = [core.submit(one, Session()) for one in asked]  # type: ignore[arg-type]
+        handles = [core.submit(one, Session()) for one in asked]
         answers.append([drain(handle)[0] for handle in handles])
         settle(core)
     assert answers[0] == answers[1] == answers[2] == answers[3]
