@@ -121,13 +121,14 @@ def test_states(columns: int, recorded: bool, dtype: torch.dtype) -> None:
         count = len(rows)
         sources, targets = torch.where(rows == 5, -1, rows).int(), (rows + requests).int()
         history, state = histories.clone(), states.clone()
-        columns_of = [x[rows].flatten(0, 1) for x in (u, q, k, v, g, beta)]
+        inputs = [x[rows].flatten(0, 1) for x in (u, q, k, v, g, beta)]
+        raw, queries, keys, values, gates, strengths = inputs
         kept_columns = kept = None
         if recorded:
-            kept_columns = torch.zeros_like(columns_of[0])
-            kept = ops.DeltaRecords(*(torch.zeros_like(x) for x in columns_of[2:]))
-        y = ops.causal_conv(columns_of[0], weight, history, sources, targets, kept_columns)
-        o = ops.gated_delta_net(*columns_of[1:], state, sources, targets, kept)
+            kept_columns = torch.zeros_like(raw)
+            kept = ops.DeltaRecords(*(torch.zeros_like(x) for x in inputs[2:]))
+        y = ops.causal_conv(raw, weight, history, sources, targets, kept_columns)
+        o = ops.gated_delta_net(queries, keys, values, gates, strengths, state, sources, targets, kept)
         if kept_columns is not None and kept is not None:
             counts = (rows % 3).clamp(max=columns).int()
             ops.fold_conv(kept_columns, counts, history, sources, targets)
@@ -154,8 +155,10 @@ def test_attention(columns: int, width: int, heads: int, k_heads: int, dtype: to
     def work(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
         cache = ops.KvPages(KvFormat.BF16, pool[0].clone(), pool[1].clone())
         places = positions[rows].view(-1)
-        heads_of = [x[rows].flatten(0, 1) for x in (q, k, v)]
-        ready = ops.qk_prepare(*heads_of, places, rope, q_norm, k_norm, 1e-6, cache, table[rows], places)
+        heads_q, heads_k, heads_v = (x[rows].flatten(0, 1) for x in (q, k, v))
+        ready = ops.qk_prepare(
+            heads_q, heads_k, heads_v, places, rope, q_norm, k_norm, 1e-6, cache, table[rows], places
+        )
         out = ops.paged_attention(ready, cache, table[rows], places, width**-0.5)
         count = len(rows)
         appended = [x[table[rows].long()] for x in (cache.k, cache.v)]

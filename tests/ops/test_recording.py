@@ -91,6 +91,89 @@ def test_replays_equal_the_work(columns: int, threads: int) -> None:
     assert torch.equal(recorded.k, plain.k)
 
 
+class Round(Step):
+    """A verification of two requests with records, draws, a fold, and token counts; all choices are data."""
+
+    def __init__(self) -> None:
+        super().__init__(6)
+        self.pages = torch.arange(8, dtype=torch.int32).view(2, 4)
+        self.conv, self.states = torch.zeros(4, 3, 96).bfloat16(), torch.zeros(4, 4, 16, 8)
+        self.sources = torch.tensor([-1, 0], dtype=torch.int32)
+        self.targets = torch.tensor([2, 1], dtype=torch.int32)
+        self.kept = torch.zeros(2, dtype=torch.int32)
+        self.u = torch.zeros(6, 96).bfloat16()
+        gates = (torch.zeros(6, 4) for _ in range(2))
+        self.columns = ops.DeltaRecords(
+            torch.zeros(6, 2, 8).bfloat16(), torch.zeros(6, 4, 16).bfloat16(), *gates
+        )
+        params = [ops.SamplingParams(frequency_penalty=0.5, seed=seed) for seed in range(6)]
+        self.draws = ops.Draws.of(params, range(6), [1] * 6, [0, 0, 0, 1, 1, 1])
+        self.counts = torch.zeros(2, 90, dtype=torch.int32)
+        self.cleared = torch.full((2,), -1, dtype=torch.int32)
+        self.order = torch.tensor([2, 0, 3, 1], dtype=torch.int32)
+
+    def set(self, token: int, position: int) -> None:
+        super().set(token, position)
+        self.positions[3:] = self.positions[:3]
+        self.kept[:] = torch.tensor([position % 4, (position + 2) % 4])
+        self.sources[:] = self.targets
+        self.targets[:] = torch.tensor([position % 2, 2 + position % 2])
+        self.draws.position[:] = self.positions
+        self.draws.purpose[:] = torch.tensor([1, -1, 2, 3, 4, position % 3 - 1])
+        self.cleared[0] = 1 if position % 5 == 0 else -1
+
+    def __call__(self) -> torch.Tensor:
+        x = ops.embedding(self.tokens, self.table)
+        slots = self.sources, self.targets
+        u = ops.causal_conv(x, self.weight, self.conv, *slots, self.u)
+        g, beta = ops.gdn_gating(x, self.control, self.control, self.bias, self.bias)
+        q, k, v = u[:, :16].view(6, 2, 8), u[:, 16:32].view(6, 2, 8), u[:, 32:].view(6, 4, 16)
+        o = ops.gated_delta_net(q, k, v, g, beta, self.states, *slots, self.columns)
+        z = ops.gated_rms_norm(o, v, self.norm[:16], 1e-6, self.order).view(6, 64)
+        x = ops.linear(ops.linear_swiglu(x, self.two_formats), self.down, residual=ops.linear(z, self.down))
+        ops.fold_conv(self.u, self.kept, self.conv, *slots)
+        ops.fold_delta_net(self.columns, self.kept, self.states, *slots)
+        ops.clear_counts(self.cleared, self.counts)
+        tokens = ops.draw(ops.logits(x, self.out, 90), self.draws, self.counts)
+        ops.count_tokens(tokens, self.draws.count_rows, self.counts)
+        return tokens
+
+    @property
+    def two_formats(self) -> ops.Matrix:
+        gate = ops.Matrix([ops.RowSpan(self.gate_up.spans[0].parent, 0, 64)])
+        return ops.Matrix.stack((gate, ops.Matrix([ops.RowSpan(self.out.spans[0].parent, 0, 64)])))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rounds_are_replayed(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.manual_seed(6)
+    plain = Round()
+    torch.manual_seed(6)
+    recorded = Round()
+    seen: set[int] = set()
+    try:
+        torch.set_num_threads(threads)
+        recording = ops.Recording(recorded, CPU)
+        for position in (0, 1, 2, 63, 64, 200, 201, 205, 20, 21):
+            plain.set(3 * position, position)
+            recorded.set(3 * position, position)
+            tokens = recording()
+            assert torch.equal(tokens, plain())
+            seen.update(tokens.tolist())
+            for mine, other in (
+                (recorded.states, plain.states), (recorded.conv, plain.conv), (recorded.counts, plain.counts)
+            ):  # fmt: skip
+                assert torch.equal(mine, other)
+    finally:
+        torch.set_num_threads(before)
+    assert recording.obstacle is None
+    assert recording.recorded
+    assert plain.counts.sum() > 0
+    assert plain.states.abs().sum() > 0
+    assert len(seen) > 5
+
+
 def test_the_result_is_one_tensor_with_new_contents() -> None:
     step = Step()
     recording = ops.Recording(step, CPU)

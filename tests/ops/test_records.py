@@ -46,7 +46,7 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("columns", WIDTHS)
 @pytest.mark.parametrize("requests", REQUESTS)
 def test_a_fold_is_the_direct_call(geometry, columns: int, requests: int, dtype: torch.dtype) -> None:
-    problem = Problem(requests, columns, *geometry, dtype)
+    problem = Problem(requests, columns, *geometry, dtype=dtype)
     if requests > 1:
         problem.sources[1] = -1
     direct = problem.states.clone()
@@ -108,7 +108,7 @@ def direct_states(problem: Problem, request: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_folded_values(geometry, dtype: torch.dtype) -> None:
     """The definition in float64 is the judge of what a fold leaves."""
-    problem = Problem(3, 7, *geometry, dtype)
+    problem = Problem(3, 7, *geometry, dtype=dtype)
     problem.sources[2] = -1
     counts = [7, 3, 5]
     records, states = room(problem, 0), problem.states.clone()
@@ -132,7 +132,7 @@ def test_rounds_in_place_are_one_long_call(threads: int) -> None:
         rows = slice(begin, begin + min(4, sum(kept) - begin))
         out = problem.run(states, *slots, rows=rows, records=records)
         assert torch.equal(out[:count], expected[begin : begin + count])
-        fold_delta_net(records, torch.tensor([count]).int(), states, *slots)
+        fold_delta_net(records, torch.tensor([count]).int(), states, problem.sources, problem.sources)
         begin += count
     torch.set_num_threads(before)
     assert torch.equal(states[problem.sources.long()], whole[problem.targets.long()])
