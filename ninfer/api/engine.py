@@ -160,7 +160,14 @@ class Engine:
             reuse=options.prefix_reuse,
             turn_anchors=options.turn_anchors,
         )
-        core = Core(Program(model, plan).run, plan, public_tokens=model.public_tokens, policy=policy)
+        program = Program(model, plan)
+        core = Core(
+            program.run,
+            plan,
+            public_tokens=model.public_tokens,
+            policy=policy,
+            record=program.ingress,
+        )
         description = EngineDescription(
             name=str(artifact.metadata.get("name") or Path(artifact.path).stem),
             architecture=frontend.architecture,

@@ -64,7 +64,9 @@ class Core:
         public_tokens: int,
         policy: Policy | None = None,
         drafts: DraftSource | None = None,
+        record: np.ndarray | None = None,
     ) -> None:
+        """`record`: the Program's own ingress record, if it can be written directly."""
         self.plan = plan
         self.policy = policy or Policy()
         self._run, self._public_tokens, self._drafts = run, public_tokens, drafts
@@ -72,7 +74,7 @@ class Core:
         recurrent = plan.slots > 0
         cache = PrefixCache(pages, slots, recurrent=recurrent, snapshots=plan.snapshots)
         self._pools = Pools(pages, slots, cache, plan.copies, recurrent)
-        self._writer = UnitWriter(plan.shape)
+        self._writer = UnitWriter(plan.shape, record)
         self._lanes: list[Ticket | None] = [None] * plan.concurrency
         self._waiting: deque[Ticket] = deque()
         self._protection: Protection | None = None
@@ -372,14 +374,19 @@ class Core:
         tickets = [self._ticket(lane)[0] for lane in lanes]
         sequences = [self._ticket(lane)[1] for lane in lanes]
         begin = perf_counter()
-        drafts = [self._propose(t, s) for t, s in zip(tickets, sequences, strict=True)]
+        drafts: list[list[int]] = [[]] * len(lanes)
+        if self._drafts is not None:
+            drafts = [self._propose(t, s, self._drafts) for t, s in zip(tickets, sequences, strict=True)]
         for sequence, draft in zip(sequences, drafts, strict=True):
             sequence.map_to(sequence.frontier + 1 + len(draft))
         device = self._do(self._writer.round(lanes, tickets, drafts))
         width = self.plan.shape.width if any(drafts) else 1
         tokens = self._tokens[: len(lanes) * width].tolist()
-        produced = self._produced[: len(lanes)].tolist()
-        offers = [tokens[row * width : row * width + count] for row, count in enumerate(produced)]
+        if width == 1:
+            offers = [[token] for token in tokens]
+        else:
+            produced = self._produced[: len(lanes)].tolist()
+            offers = [tokens[row * width : row * width + count] for row, count in enumerate(produced)]
         steps = [self._preview(ticket, offer) for ticket, offer in zip(tickets, offers, strict=True)]
         counts = [0 if isinstance(step, Exception) else step.committed for step in steps]
         if width > 1:
@@ -396,7 +403,7 @@ class Core:
         stats.row_rounds += len(lanes)
         stats.decode_tokens += sum(counts)
         stats.drafted_tokens += sum(map(len, drafts))
-        stats.accepted_tokens += sum(count - 1 for count in produced)
+        stats.accepted_tokens += sum(len(offer) - 1 for offer in offers)
         for ticket, offer, step in zip(tickets, offers, steps, strict=True):
             ticket.decode_seconds += now - begin
             ticket.rounds += 1
@@ -434,7 +441,7 @@ class Core:
                 self._finish(ticket, reason)
         self._stats.control_seconds += perf_counter() - begin
 
-    def _propose(self, ticket: Ticket, sequence: Sequence) -> list[int]:
+    def _propose(self, ticket: Ticket, sequence: Sequence, source: DraftSource) -> list[int]:
         """Drafts for a round, none beyond what may be committed after it."""
         limit = min(
             self.plan.shape.width - 1,
@@ -444,11 +451,11 @@ class Core:
         remaining = ticket.session.thinking_remaining
         if remaining is not None:
             limit = min(limit, remaining - 1)
-        if self._drafts is None or limit < 1 or penalized(ticket.request.sampling):
+        if limit < 1 or penalized(ticket.request.sampling):
             return []
         return [
             token
-            for token in self._drafts.propose(sequence.ledger, limit)[:limit]
+            for token in source.propose(sequence.ledger, limit)[:limit]
             if 0 <= token < self._public_tokens
         ]
 

@@ -76,6 +76,11 @@ class Sequence:
         self._pinned: int | None = None
 
     @property
+    def recurrent(self) -> bool:
+        """Has it a state, and so slots?"""
+        return self._pools.recurrent
+
+    @property
     def lends(self) -> bool:
         """Is a page of the cache locked only to be copied from?"""
         return self.copy is not None
@@ -104,7 +109,8 @@ class Sequence:
         self.frontier += count
         if self._own:
             self.source = self.target
-        self._release_sources()
+        if self._match is not None or self._pinned is not None:
+            self._release_sources()
 
     def capture(self, kind: Kind) -> bool:
         """Leave the state at the frontier to the cache and go on from it."""

@@ -30,9 +30,10 @@ class UnitWriter:
     (same rows, no new page) is left as it stands.
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, record: np.ndarray | None = None) -> None:
+        """`record`: write there instead of into an own one."""
         self._shape = shape
-        self._record = ingress(shape)
+        self._record = ingress(shape) if record is None else record
         record = self._record[0]
         self._fields = {name: record[name] for name in record.dtype.names or ()}
         self._round: tuple[object, ...] = ()
@@ -77,15 +78,18 @@ class UnitWriter:
             for row, (lane, ticket) in enumerate(zip(lanes, tickets, strict=True)):
                 for column in range(row * width, (row + 1) * width):
                     self._draw(column, lane if column == row * width else -1, ticket.request.sampling)
+                f["purpose"][row * width] = Purpose.DECODE
                 self._table(row, self._sequence(ticket))
             self._round = same
         for row, (ticket, draft) in enumerate(zip(tickets, drafts, strict=True)):
             sequence = self._sequence(ticket)
             begin, frontier = row * width, sequence.frontier
-            f["source_slots"][row], f["target_slots"][row] = sequence.source, sequence.target
+            if sequence.recurrent:
+                f["source_slots"][row], f["target_slots"][row] = sequence.source, sequence.target
             f["tokens"][begin] = sequence.ledger[frontier]
             f["positions"][begin] = f["draw_position"][begin] = frontier
-            f["purpose"][begin] = Purpose.DECODE
+            if width == 1:
+                continue
             for column, token in enumerate(draft, 1):
                 f["tokens"][begin + column] = token
                 f["positions"][begin + column] = f["draw_position"][begin + column] = frontier + column

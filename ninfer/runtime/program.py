@@ -22,6 +22,9 @@ from ninfer.runtime.plan import Limits, Plan, make_plan
 from ninfer.runtime.records import Unit, egress, header_of, ingress
 
 
+_ROUND = int(Unit.ROUND)
+
+
 def plan_model(
     model: Model, limits: Limits, *, kv_format: KvFormat = KvFormat.BF16, weight_bytes: int = 0
 ) -> Plan:
@@ -48,6 +51,9 @@ def plan_model(
 class Program:
     """Carries out units of work (`records.Unit`) on `model`; owns KV pages, state slots and counts.
 
+    `ingress` is the record that it reads: whoever shares its memory may write there and pass it to `run`, any
+    other record is copied first.
+
     Pages and slots belong to whoever writes the records: nothing is checked or cleared here. A unit reads
     source slots and committed positions and writes target slots and positions behind them, so that a unit
     whose results are dropped has changed nothing that counts.
@@ -64,15 +70,15 @@ class Program:
         if shape.width > 1:
             self._records = allocate_records(model.state_layout(), shape.draws, device)
         self._counts = zeros((shape.rows, model.public_tokens), torch.int32, device)
-        self._ingress, self._egress = ingress(shape), egress(shape)
-        self._bytes = self._ingress.view(np.uint8)
-        self._header = header_of(self._ingress)
+        self.ingress, self._egress = ingress(shape), egress(shape)
+        self._bytes = self.ingress.view(np.uint8)
+        self._header = header_of(self.ingress)
         self._seconds, self._tokens = self._egress["seconds"], self._egress["tokens"][0]
         self._produced = self._egress["produced"][0]
         self._fields = {
-            name: torch.from_numpy(self._ingress[name][0])
-            for name in self._ingress.dtype.names or ()
-            if self._ingress[name].ndim > 1
+            name: torch.from_numpy(self.ingress[name][0])
+            for name in self.ingress.dtype.names or ()
+            if self.ingress[name].ndim > 1
         }
         """The record's arrays as tensors; on another device they would be its copy there."""
         self._rounds: dict[tuple[int, int], ops.Recording[torch.Tensor]] = {}
@@ -80,10 +86,11 @@ class Program:
 
     def run(self, record: np.ndarray) -> np.ndarray:
         """Do the unit that the record describes; the result is overwritten by the next call."""
-        np.copyto(self._bytes, record.view(np.uint8))  # field by field it would take 20 times as long
+        if record is not self.ingress:
+            np.copyto(self._bytes, record.view(np.uint8))  # field by field it would take 20 times as long
         begin = perf_counter()
         unit, rows, columns, *copied = self._header.tolist()
-        if unit == Unit.ROUND:
+        if unit == _ROUND:
             self._round(rows, columns)
         else:
             with torch.inference_mode():
@@ -139,8 +146,8 @@ class Program:
         if columns > 1:
             # A draft stands if the column before it drew the same: with one certain proposal that is the
             # exact rejection rule, and the draws are those of plain decoding.
-            drafts = self._ingress["tokens"][0, :count].reshape(rows, columns)[:, 1:]
-            live = self._ingress["positions"][0, :count].reshape(rows, columns)[:, 1:] >= 0
+            drafts = self.ingress["tokens"][0, :count].reshape(rows, columns)[:, 1:]
+            live = self.ingress["positions"][0, :count].reshape(rows, columns)[:, 1:] >= 0
             agree = (drawn.reshape(rows, columns)[:, :-1] == drafts) & live
             produced[:rows] += np.logical_and.accumulate(agree, axis=1).sum(1, dtype=np.int32)
 
