@@ -191,6 +191,8 @@ class Core:
 
     def _wait(self) -> bool:
         """Take in what was submitted, waiting while there is nothing to do; False to stop."""
+        if not self._inbox and not self._stopping and any(self._lanes):
+            return True
         with self._condition:
             while not self._stopping and not (self._inbox or self._waiting or any(self._lanes)):
                 self._condition.wait()
@@ -370,9 +372,13 @@ class Core:
 
     def _decode(self) -> None:
         """One round of all requests that are ready for it."""
-        lanes = [i for i, t in enumerate(self._lanes) if t is not None and t.state is State.DECODE_READY]
-        tickets = [self._ticket(lane)[0] for lane in lanes]
-        sequences = [self._ticket(lane)[1] for lane in lanes]
+        lanes, tickets, sequences = [], [], []
+        for lane, ticket in enumerate(self._lanes):
+            if ticket is not None and ticket.state is State.DECODE_READY:
+                assert ticket.sequence is not None
+                lanes.append(lane)
+                tickets.append(ticket)
+                sequences.append(ticket.sequence)
         begin = perf_counter()
         drafts: list[list[int]] = [[]] * len(lanes)
         if self._drafts is not None:

@@ -34,8 +34,8 @@ class UnitWriter:
         """`record`: write there instead of into an own one."""
         self._shape = shape
         self._record = ingress(shape) if record is None else record
-        record = self._record[0]
-        self._fields = {name: record[name] for name in record.dtype.names or ()}
+        only = self._record[0]
+        self._fields = {name: only[name] for name in only.dtype.names or ()}
         self._round: tuple[object, ...] = ()
 
     def prefill(self, lane: int, ticket: Ticket, end: int) -> np.ndarray:

@@ -21,7 +21,6 @@ from ninfer.runtime.memory import allocate, allocate_records, available_bytes, z
 from ninfer.runtime.plan import Limits, Plan, make_plan
 from ninfer.runtime.records import Unit, egress, header_of, ingress
 
-
 _ROUND = int(Unit.ROUND)
 
 
