@@ -13,7 +13,7 @@ from ninfer.formats.kv_codec import plane_types
 from ninfer.models import Cache, KvLayout, StateLayout
 from ninfer.ops import PAGE, KvPages
 
-_ALIGNMENT = 64
+_ALIGNMENT = 256
 
 
 def allocate(kv: KvLayout, state: StateLayout, *, pages: int, slots: int, device: torch.device) -> Cache:
@@ -48,7 +48,7 @@ def allocate_pages(kv: KvLayout, pages: int, device: torch.device) -> KvPages:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros aligned to 64 bytes; on the CPU mapped at first touch, so a large context starts fast."""
+    """Zeros aligned to 256 bytes; on the CPU mapped at first touch, so a large context starts fast."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize
