@@ -43,7 +43,10 @@ class KvPages:
         ):
             found = codes.dtype, None if scales is None else scales.dtype
             shapes = codes.shape, () if scales is None else scales.shape
-            expected = (*rows, code.codes(self.width)), () if scales is None else (*rows, code.scales(self.width))
+            expected = (
+                (*rows, code.codes(self.width)),
+                () if scales is None else (*rows, code.scales(self.width)),
+            )
             if found != plane_types(code, self.k.dtype) or shapes != expected:
                 raise OptionError(
                     f"planes {[tuple(s) for s in shapes]} of {found} are no '{self.format}' pages of "
@@ -64,7 +67,9 @@ class KvPages:
         if self.heads != heads or self.width != width:
             raise OptionError(f"pages of {self.heads} heads of {self.width} do not fit {heads} of {width}")
         if self.format is KvFormat.BF16 and self.k.dtype != activations:
-            raise OptionError(f"activations and pages must have one type, got {activations} and {self.k.dtype}")
+            raise OptionError(
+                f"activations and pages must have one type, got {activations} and {self.k.dtype}"
+            )
 
     def copy(self, source: int, target: int) -> None:
         """Make a page like another."""

@@ -13,7 +13,7 @@ from ninfer.formats.kv_codec import plane_types
 from ninfer.models import Cache, KvLayout, Records, StateLayout
 from ninfer.ops import PAGE, DeltaRecords, KvPages
 
-_ALIGNMENT = 64
+_ALIGNMENT = 256
 
 
 def allocate(kv: KvLayout, state: StateLayout, *, pages: int, slots: int, device: torch.device) -> Cache:
@@ -66,7 +66,7 @@ def allocate_records(state: StateLayout, columns: int, device: torch.device) -> 
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros aligned to 64 bytes; on the CPU mapped at first touch, so a large context starts fast."""
+    """Zeros aligned to 256 bytes; on the CPU mapped at first touch, so a large context starts fast."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from ninfer.errors import OptionError
-from ninfer.formats import KvFormat
+from ninfer.errors import FormatError, OptionError
+from ninfer.formats import KvFormat, KvSide, kv_codec
 from ninfer.ops import PAGE, KvPages, Rope, paged_attention, qk_prepare
 from tests.ops.criteria import ATTENTION, ELEMENTWISE, criterion
 
@@ -17,18 +17,40 @@ GEOMETRIES = [(64, 9, 3), (256, 4, 2), (24, 4, 1), (40, 5, 5), (128, 6, 2)]
 
 
 class Cache:
-    """Random pages of B requests, the rows of a request scattered over the pages."""
+    """Random pages of B requests, the rows of a request scattered over the pages.
 
-    def __init__(self, requests: int, pages: int, heads: int, width: int, dtype: torch.dtype) -> None:
+    `pages` hold `k` and `v` in the given format; the oracle reads `k` and `v`, which are float64 then: what the
+    codes mean, turned back.
+    """
+
+    def __init__(
+        self, requests: int, pages: int, heads: int, width: int, dtype: torch.dtype, format=KvFormat.BF16
+    ) -> None:
         shape = (requests * pages + 2, PAGE, heads, width)
         # Values of 1/4: the criterion's bounds are for outputs below one, where they exceed the one rounding.
         self.k, self.v = torch.randn(shape).to(dtype), (torch.randn(shape) / 4).to(dtype)
         self.pages = KvPages(KvFormat.BF16, self.k, self.v)
+        if format is not KvFormat.BF16:
+            (k, k_scales), (v, v_scales) = (
+                kv_codec.encode(x, side) for x, side in ((self.k, format.keys), (self.v, format.values))
+            )
+            self.pages = KvPages(format, k, v, k_scales, v_scales)
+            self.k = meaning(k, k_scales, format.keys, width)
+            self.v = meaning(v, v_scales, format.values, width)
         self.table = torch.randperm(shape[0], dtype=torch.int32)[: requests * pages].view(requests, pages)
 
     def rows(self, pages: torch.Tensor, request: int, count: int) -> torch.Tensor:
         """The first `count` rows of a request, `[count, heads, width]`."""
-        return torch.stack([pages[self.table[request, p // PAGE], p % PAGE] for p in range(count)])
+        return pages[self.table[request].long()].flatten(0, 1)[:count]
+
+
+def meaning(codes, scales, side: KvSide, width: int) -> torch.Tensor:
+    """float64: decoded and turned back by the matrix of signs."""
+    x = kv_codec.decode(codes, scales, side).double()
+    if side.rotation(width):
+        signs = [[(-1.0) ** (i & j).bit_count() for j in range(width)] for i in range(width)]
+        x = x @ torch.tensor(signs, dtype=torch.float64) / math.sqrt(width)
+    return x
 
 
 def attention_reference(q, cache: Cache, positions, scale: float) -> torch.Tensor:
@@ -36,9 +58,13 @@ def attention_reference(q, cache: Cache, positions, scale: float) -> torch.Tenso
     per_request = len(q) // len(cache.table)
     out = torch.zeros(q.shape, dtype=torch.float64)
     group = q.shape[1] // cache.k.shape[2]
+    rows = []
     for t in range(len(q)):
         count = int(positions[t]) + 1
-        keys, values = (cache.rows(p, t // per_request, count).double() for p in (cache.k, cache.v))
+        if t % per_request == 0:
+            most = int(positions[t : t + per_request].max()) + 1
+            rows = [cache.rows(p, t // per_request, most).double() for p in (cache.k, cache.v)]
+        keys, values = (part[:count] for part in rows)
         for head in range(q.shape[1]):
             scores = keys[:, head // group] @ q[t, head].double() * scale
             out[t, head] = torch.softmax(scores, 0) @ values[:, head // group]
@@ -201,6 +227,8 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         prepare(k=k[:, :1])
     with pytest.raises(OptionError, match="one type"):
         prepare(q=q.bfloat16())
+    with pytest.raises(OptionError, match="one type"):
+        prepare(q=q.bfloat16(), k=k.bfloat16())
     with pytest.raises(OptionError, match="exceeds the head's 16"):
         prepare(rope=32)
     with pytest.raises(OptionError, match="int32"):
@@ -209,3 +237,13 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         prepare(positions=places[:2])
     with pytest.raises(OptionError, match="do not fit pages"):
         paged_attention(q[:, :3], cache.pages, cache.table, places, 1.0)
+    with pytest.raises(OptionError, match="2 heads of 16 do not fit 2 of 8"):
+        paged_attention(q[..., :8], cache.pages, cache.table, places, 1.0)
+    with pytest.raises(FormatError, match="multiple of 32"):
+        KvPages(KvFormat.INT8, cache.k, cache.v)
+    wide = torch.zeros(1, PAGE, 2, 32)
+    with pytest.raises(OptionError, match="no 'int8' pages of 2 heads of 32"):
+        KvPages(KvFormat.INT8, wide, wide)
+    scales = torch.zeros(1, PAGE, 2, 1).half()
+    with pytest.raises(OptionError, match="no 'int8' pages of 2 heads of 32"):
+        KvPages(KvFormat.INT8, wide.char(), wide[..., :16].char(), scales, scales)

@@ -36,7 +36,9 @@ def paged_attention(
 def _many_columns(q, pages: KvPages, page_table, cache_positions, scale: float) -> torch.Tensor:
     requests = page_table.shape[0]
     out = torch.zeros(q.shape, dtype=q.dtype)
-    for b, (queries, places) in enumerate(zip(q.chunk(requests), cache_positions.chunk(requests), strict=True)):
+    for b, (queries, places) in enumerate(
+        zip(q.chunk(requests), cache_positions.chunk(requests), strict=True)
+    ):
         seen = places >= 0
         first = b * len(places)
         if bool(seen.all()):

@@ -151,9 +151,7 @@ def _add_values(place, row_bytes, kind, lanes, count, w0, w1, w2, w3, s0, s1, s2
 
 
 @device
-def _add_to_column(
-    place, row_bytes, kind, width, padded, begin, end, count, weights, heads, sums, scratch
-):
+def _add_to_column(place, row_bytes, kind, width, padded, begin, end, count, weights, heads, sums, scratch):
     """Add dimensions [begin, end) of up to 64 neighbouring values to the sums of a column's heads; `weights`
     are those of the first head, `scratch` is 128 bytes."""
     size = size_of(kind)
@@ -245,7 +243,12 @@ def attention_kernel(data):
         argument(data, 7),
     )
     positions, columns, per_request = argument(data, 8), argument(data, 9), argument(data, 10)
-    q_heads, k_heads, width, kind = argument(data, 11), argument(data, 12), argument(data, 13), argument(data, 14)
+    q_heads, k_heads, width, kind = (
+        argument(data, 11),
+        argument(data, 12),
+        argument(data, 13),
+        argument(data, 14),
+    )
     out, scale, factor = argument(data, 15), get_f64(data + 8 * 16), get_f64(data + 8 * 17)
     partial, counters, most = argument(data, 18), argument(data, 19), argument(data, 20)
     size = size_of(kind)
@@ -350,7 +353,9 @@ def attention_kernel(data):
                 if QUANTIZED:
                     for key in range(0, present, 16):
                         at = begin + key
-                        _fetch(k_pages, pages, k_bytes, k_heads, k_head, at + RUN, min(at + RUN + 16, following))
+                        _fetch(
+                            k_pages, pages, k_bytes, k_heads, k_head, at + RUN, min(at + RUN + 16, following)
+                        )
                         vector = (64 * get_i32(pages + 4 * (at >> 6)) + (at & 63)) * k_heads + k_head
                         for i in range(min(16, present - key)):
                             decode_value(

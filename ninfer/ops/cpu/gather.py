@@ -62,9 +62,13 @@ def gather_kernel(data):
                 vector = (64 * page + key) * heads + head
                 at = size * width * (head * count + begin + key)
                 if QUANTIZED:
-                    decode_key(k_pages + k_bytes * vector, k_scales + k_scale_bytes * vector, kind, width, row)
+                    decode_key(
+                        k_pages + k_bytes * vector, k_scales + k_scale_bytes * vector, kind, width, row
+                    )
                     _finish(row, width, K_ROTATED, factor, keys + at, kind)
-                    decode_value(v_pages + v_bytes * vector, v_scales + v_scale_bytes * vector, kind, width, row)
+                    decode_value(
+                        v_pages + v_bytes * vector, v_scales + v_scale_bytes * vector, kind, width, row
+                    )
                     _finish(row, width, V_ROTATED, factor, values + at, kind)
                 else:
                     copy_bytes(keys + at, k_pages + k_bytes * vector, k_bytes)
