@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -104,11 +104,7 @@ def fresh_logits(model: Model, tokens: Sequence[int], kv_format: KvFormat = KvFo
     """Scores after `tokens`, all of them fed at once."""
     count = len(tokens)
     pages = -(-count // PAGE)
-    layout = model.kv_layout()
-    if kv_format is not KvFormat.BF16:
-        from dataclasses import replace
-
-        layout = replace(layout, format=kv_format)
+    layout = replace(model.kv_layout(), format=kv_format)
     memory = allocate(layout, model.state_layout(), pages=pages, slots=1, device=model.device)
     batch = Batch(
         tokens=torch.tensor(tokens, dtype=torch.int32),

@@ -9,6 +9,7 @@ import pytest
 
 from ninfer.engine import Marks, Policy
 from ninfer.ops import SamplingParams
+from tests.models.conftest import one_thread  # noqa: F401
 from tests.models.loaded import GEOMETRIES, loaded
 
 from .harness import GREEDY, drain
