@@ -109,19 +109,19 @@ class Node:
 
     def snapshot_before(self) -> Snapshot | None:
         """The deepest snapshot whose tokens this path begins with, its own aside."""
-        node = self
-        while node.parent is not None:
-            parent = node.parent
-            shorter = [
-                leaf
-                for leaf in parent.leaves.values()
-                if leaf is not node and leaf.snapshot is not None and node.key.startswith(leaf.key)
-            ]
-            if shorter:
-                return max(shorter, key=lambda leaf: leaf.end).snapshot
+        node, parent = self, self.parent
+        while parent is not None:
+            if parent.leaves:
+                shorter = [
+                    leaf
+                    for leaf in parent.leaves.values()
+                    if leaf is not node and leaf.snapshot is not None and node.key.startswith(leaf.key)
+                ]
+                if shorter:
+                    return max(shorter, key=lambda leaf: leaf.end).snapshot
             if parent.snapshot is not None:
                 return parent.snapshot
-            node = parent
+            node, parent = parent, parent.parent
         return None
 
     def descendants(self) -> Iterator[Node]:

@@ -76,10 +76,9 @@ def choose_victim(snapshots: Iterable[Snapshot]) -> Snapshot | None:
 def supersede(snapshots: Iterable[Snapshot], newest: Snapshot, kind: Kind) -> list[Snapshot]:
     """Mark what `newest`, published as `kind`, replaces in its conversation; returns those newly marked.
 
-    A preamble replaces nothing, and what several continuations resumed from is a branching point: it stays.
+    What several continuations resumed from is a branching point: it stays. So do preambles, since each has a
+    lineage of its own.
     """
-    if kind is Kind.PREAMBLE:
-        return []
     marked = [
         other
         for other in snapshots

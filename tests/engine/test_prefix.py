@@ -397,6 +397,16 @@ def test_computing_a_path_again_makes_it_young_again() -> None:
     assert kept_blocks(bench, old, new) == [2, 0]
 
 
+def test_computing_a_state_again_makes_it_young_again() -> None:
+    bench = Bench(pages=3)
+    old, new = run(30), run(40, 5000)
+    bench.put(old)
+    bench.put(new)
+    bench.put(old)
+    bench.leave(bench.take(2))
+    assert (bench.has(old), bench.has(new)) == (True, False)
+
+
 def test_used_pages_stay() -> None:
     bench = Bench(pages=4, recurrent=False)
     bench.put(run(128))

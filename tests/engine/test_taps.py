@@ -62,10 +62,30 @@ def test_the_ladder_doubles_and_snaps() -> None:
         (99_990, "opener"),
     ]
     # A message start within a chunk before the goal is better than a chunk end.
+    # There chunks begin anew.
     starts = [0, 33_500, 60_000, 67_000, 99_990]
     assert plan(
         prompt_tokens=100_000, boundaries=starts, preamble=None, opener=99_990, turn_anchors=0, limit=16
-    )[:2] == [(33_500, "tap"), (67_000, "tap")]
+    ) == [
+        (33_500, "tap"),
+        (67_000, "tap"),
+        (67_000 + (83_615 - 67_000) // 1024 * 1024, "tap"),
+        (67_000 + (91_807 - 67_000) // 1024 * 1024, "tap"),
+        (67_000 + (95_903 - 67_000) // 1024 * 1024, "tap"),
+        (99_990, "opener"),
+    ]
+
+
+def test_the_ladder_keeps_its_distance() -> None:
+    # Goals 5903 and 1807, so 5120 and 1024; 5120 is 1024 before 6144.
+    for anchor, kept in ((6143, [1024]), (6144, [1024, 5120])):
+        taps = plan(prompt_tokens=10_000, boundaries=[0, anchor, 9990], preamble=None, opener=9990)
+        assert taps == [*((position, "tap") for position in kept), (anchor, "anchor"), (9990, "opener")]
+    # Large chunks: two of them from the end, not 4096 tokens.
+    assert plan(prompt_tokens=20_001, boundaries=[], preamble=None, opener=20_000, chunk=4096) == [
+        (8192, "tap"),
+        (20_000, "opener"),
+    ]
 
 
 def test_too_many_taps_lose_the_ladder_then_the_anchors_then_the_preamble() -> None:
