@@ -1,8 +1,8 @@
 """Softmax attention over pages: our kernel, or PyTorch's fused attention where that has matrix tiles.
 
 Without AMX the kernel is as fast as PyTorch's for 512 columns at 3,584 and up to twice as fast elsewhere (one
-core of a Zen 5: both 60 to 80 GFLOP/s), it needs no copies and no masks, and its results depend on nothing but
-a column's keys.
+core of a Zen 5: both 60 to 80 GFLOP/s), it needs no copies and no masks, and a result depends on nothing but
+the column's own keys.
 """
 
 from __future__ import annotations

@@ -211,7 +211,8 @@ def qk_prepare(
     team = threads() if columns * (q_heads + k_heads) * width > _PARALLEL else 1
     launch(
         _heads(pages.format).address, team, 0, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
-        q.stride(0), k.stride(0), v.stride(0), positions.data_ptr(), positions.stride(0) if positions.dim() == 2 else 0,
+        q.stride(0), k.stride(0), v.stride(0), positions.data_ptr(),
+        positions.stride(0) if positions.dim() == 2 else 0,
         cache_positions.data_ptr(), columns, page_table.data_ptr(), page_table.stride(0),
         columns // page_table.shape[0], pages.k.data_ptr(), pages.v.data_ptr(), kind, q_heads, k_heads, width,
         rope.rotary_dim // 2, rope.axes.data_ptr(), rope.quarter_turns.data_ptr(),
