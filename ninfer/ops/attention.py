@@ -117,7 +117,7 @@ def paged_attention(
     Query head h reads key head `h // (Hq / Hkv)`; keys and values are the decoded ones of the pages, one
     rounding. Within a request the positions of a call ascend by one; a column at a negative position is
     masked: it reads nothing and its output is zero. How the keys are divided into partial sums depends on
-    their own positions only, so a column's result depends on nothing but its own keys; with more than 16
-    columns a request also on how many they are.
+    their own positions only, so a column's result depends on nothing but its own keys (with more than 16
+    columns a request, where PyTorch has matrix tiles, also on how many they are).
     """
     return backend(q.device.type).paged_attention(q, pages, page_table, cache_positions, scale)

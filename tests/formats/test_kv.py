@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -68,7 +69,7 @@ def test_every_tie(scale: float) -> None:
     """Halfway between neighbouring codes, and the floats beside, where the scale is a power of two."""
 
     def around(numbers: list[float]) -> list[float]:
-        middles = [(a + b) / 2 for a, b in zip(numbers, numbers[1:], strict=False)]
+        middles = [(a + b) / 2 for a, b in itertools.pairwise(numbers)]
         near = [m * f for m in middles for f in (1, 1 + 2.0**-23, 1 - 2.0**-24)]
         return [s * v * scale for v in near for s in (1, -1)]
 

@@ -19,8 +19,8 @@ GEOMETRIES = [(64, 9, 3), (256, 4, 2), (24, 4, 1), (40, 5, 5), (128, 6, 2)]
 class Cache:
     """Random pages of B requests, the rows of a request scattered over the pages.
 
-    `pages` hold `k` and `v` in the given format; the oracle reads `k` and `v`, which are float64 then: what the
-    codes mean, turned back.
+    `pages` hold `k` and `v` in the given format; the oracle reads `k` and `v`, which are float64 then: what
+    the codes mean, turned back.
     """
 
     def __init__(

@@ -9,6 +9,8 @@ from ninfer import ops
 from ninfer.formats import KvFormat, kv_codec
 from ninfer.models import KvLayout
 from ninfer.ops import KvPages, Rope, paged_attention, qk_prepare
+from ninfer.ops.cpu.attend import fused_attention
+from ninfer.ops.cpu.attend_pages import attend_pages
 from ninfer.runtime.memory import allocate_pages
 from tests.ops.criteria import ATTENTION, FLOAT32, Criterion
 from tests.ops.test_attention import Cache, attention_reference
@@ -28,13 +30,13 @@ every = pytest.mark.parametrize("format", KvFormat)
 quantized = pytest.mark.parametrize("format", QUANTIZED)
 
 
-def check(format: KvFormat, columns: int, out: torch.Tensor, reference: torch.Tensor) -> None:
-    """Few columns of a request read exactly what is stored, so there bf16's criterion holds for all formats;
-    for many, what was decoded is rounded to the activation type."""
+def check(format: KvFormat, fused: bool, out: torch.Tensor, reference: torch.Tensor) -> None:
+    """Our kernel reads exactly what is stored, so there bf16's criterion holds for all formats; for PyTorch,
+    what was decoded is rounded to the activation type."""
     CRITERIA[format].check(out, reference)
     if out.dtype == torch.float32:
         FLOAT32.check(out, reference)
-    elif columns <= 16:
+    elif not fused:
         ATTENTION.check(out, reference)
 
 
@@ -113,17 +115,23 @@ def test_attention(format, width, q_heads, k_heads, start, count, dtype) -> None
     positions = torch.cat((torch.arange(start, start + count), torch.arange(3, 3 + count))).int()
     q = torch.randn(2 * count, q_heads, width).to(dtype)
     out = paged_attention(q, cache.pages, cache.table, positions, width**-0.5)
-    check(format, count, out, attention_reference(q, cache, positions, width**-0.5))
+    check(format, count > 16, out, attention_reference(q, cache, positions, width**-0.5))
+
+
+@pytest.fixture(params=["pages", "fused"])
+def attend(request: pytest.FixtureRequest):
+    """Both ways of attention of many columns, of which a machine takes one."""
+    return attend_pages if request.param == "pages" else fused_attention
 
 
 @every
 @pytest.mark.parametrize("start", [0, 63, 64, 300])
-def test_attention_of_many_columns(format, start, dtype) -> None:
+def test_attention_of_many_columns(format, start, attend, dtype) -> None:
     cache = Cache(1, 7, 2, 64, dtype, format)
     positions = torch.arange(start, start + 130, dtype=torch.int32)
     q = torch.randn(130, 4, 64).to(dtype)
-    out = paged_attention(q, cache.pages, cache.table, positions, 0.125)
-    check(format, 130, out, attention_reference(q, cache, positions, 0.125))
+    out = attend(q, cache.pages, cache.table, positions, 0.125)
+    check(format, attend is fused_attention, out, attention_reference(q, cache, positions, 0.125))
 
 
 @every
@@ -133,7 +141,7 @@ def test_attention_over_long_runs(format) -> None:
     positions = torch.tensor([3000, 3071, 3072, 3299], dtype=torch.int32)
     q = torch.randn(4, 3, 32).bfloat16() * 3
     out = paged_attention(q, cache.pages, cache.table, positions, 32**-0.5)
-    check(format, 4, out, attention_reference(q, cache, positions, 32**-0.5))
+    check(format, False, out, attention_reference(q, cache, positions, 32**-0.5))
 
 
 @every
@@ -160,23 +168,16 @@ def test_a_column_depends_on_its_own_keys_only(format, threads: int) -> None:
     finally:
         torch.set_num_threads(before)
     order = torch.randperm(len(cache.pages.k))
-    moved = KvPages(format, *(_moved(p, order) for p in _all(cache.pages)))
+    k, v, *scales = (cache.pages.k, cache.pages.v, cache.pages.k_scales, cache.pages.v_scales)
+    moved = KvPages(format, k[order], v[order], *(s if s is None else s[order] for s in scales))
     back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
     table = back[cache.table.long()].int()
     assert torch.equal(paged_attention(q, moved, table, positions, 0.125), whole)
 
 
-def _all(pages: KvPages) -> tuple:
-    return pages.k, pages.v, pages.k_scales, pages.v_scales
-
-
-def _moved(plane, order):
-    return None if plane is None else plane[order]
-
-
 @every
 @pytest.mark.parametrize("count", [1, 4, 16, 40])
-def test_masked_columns(format, count: int, dtype) -> None:
+def test_masked_columns(format, count: int, attend, dtype) -> None:
     """Their output is zero; what the table says for their request, and what stands in other rows, is not
     looked at."""
     cache = Cache(3, 3, 2, 32, dtype, format)
@@ -187,34 +188,33 @@ def test_masked_columns(format, count: int, dtype) -> None:
     q = torch.randn(3 * count, 4, 32).to(dtype)
     table = cache.table.clone()
     table[1] = -(2**30)
-    out = paged_attention(q, cache.pages, table, positions, 0.2)
+    out = attend(q, cache.pages, table, positions, 0.2)
     assert not out[positions < 0].any()
     seen = positions >= 0
-    clean = paged_attention(q[:count], cache.pages, cache.table[:1], positions[:count], 0.2)
-    if count <= 16:
-        assert torch.equal(out[:count], clean)
+    clean = attend(q[:count], cache.pages, cache.table[:1], positions[:count], 0.2)
+    assert torch.equal(out[:count], clean)
     reference = attention_reference(q, cache, positions, 0.2)
-    check(format, count, out[seen], reference[seen])
+    check(format, attend is fused_attention, out[seen], reference[seen])
 
 
 @every
 @pytest.mark.parametrize("count", [3, 20])
-def test_rows_beyond_the_frontier_are_not_read(format, count: int) -> None:
+def test_rows_beyond_the_frontier_are_not_read(format, count: int, attend) -> None:
     """Stale bytes of a page may be anything, also NaN."""
     cache = Cache(1, 3, 1, 32, torch.bfloat16, format)
     positions = torch.arange(66, 66 + count, dtype=torch.int32)
     q = torch.randn(count, 2, 32).bfloat16()
-    before = paged_attention(q, cache.pages, cache.table, positions, 0.2)
+    before = attend(q, cache.pages, cache.table, positions, 0.2)
     end = 66 + count
     for plane in planes(cache.pages):
         plane[cache.table[0, 1], end - 64 :] = 0xFF
         plane[cache.table[0, 2]] = 0xFF
-    assert torch.equal(paged_attention(q, cache.pages, cache.table, positions, 0.2), before)
+    assert torch.equal(attend(q, cache.pages, cache.table, positions, 0.2), before)
     # A column reads nothing of its neighbours' later keys either.
     for plane in planes(cache.pages):
         plane[cache.table[0, 1], end - 65] = 0xFF
-    after = paged_attention(q, cache.pages, cache.table, positions, 0.2)
-    if count <= 16:
+    after = attend(q, cache.pages, cache.table, positions, 0.2)
+    if attend is attend_pages:
         assert torch.equal(after[:-1], before[:-1])
 
 

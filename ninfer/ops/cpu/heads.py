@@ -18,6 +18,7 @@ from ninfer.ops.cpu.access import kind_of, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
 from ninfer.ops.cpu.functions import angle_quadrant, angle_rest, choose
 from ninfer.ops.cpu.instructions import device
+from ninfer.ops.cpu.kernel import Kernel, bits, launch, threads
 from ninfer.ops.cpu.kv import (
     PLAIN,
     bindings,
@@ -27,7 +28,6 @@ from ninfer.ops.cpu.kv import (
     scale_addresses,
     scale_bytes,
 )
-from ninfer.ops.cpu.kernel import Kernel, bits, launch, threads
 from ninfer.ops.cpu.normalize import inverse_rms
 from ninfer.ops.cpu.simd import (
     add,
@@ -210,8 +210,9 @@ def qk_prepare(
     out = torch.empty((columns, q_heads, width), dtype=q.dtype)
     team = threads() if columns * (q_heads + k_heads) * width > _PARALLEL else 1
     launch(
-        _heads(pages.format).address, team, 0, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), q.stride(0),
-        k.stride(0), v.stride(0), positions.data_ptr(), positions.stride(0) if positions.dim() == 2 else 0,
+        _heads(pages.format).address, team, 0, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
+        q.stride(0), k.stride(0), v.stride(0), positions.data_ptr(),
+        positions.stride(0) if positions.dim() == 2 else 0,
         cache_positions.data_ptr(), columns, page_table.data_ptr(), page_table.stride(0),
         columns // page_table.shape[0], pages.k.data_ptr(), pages.v.data_ptr(), kind, q_heads, k_heads, width,
         rope.rotary_dim // 2, rope.axes.data_ptr(), rope.quarter_turns.data_ptr(),

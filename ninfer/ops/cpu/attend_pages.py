@@ -1,12 +1,13 @@
-"""Softmax attention of few columns over pages: one pass over keys and values, decoded in the cache.
+"""Softmax attention over pages: one pass over keys and values, decoded in the cache.
 
-The keys of a request are cut into runs at fixed places: eight of 128, eight of 256, and so on, so that 262,144
-keys are 65 runs. A run yields, for each column and query head, the maximum score, the sum of the weights and
-the weighted values (float32, 128 keys at a time); a column's runs are folded in ascending order. So its
-result depends on its own keys only, whoever did the runs.
+The keys of a request are cut into runs at fixed places: eight of 128, eight of 256, and so on, so that
+262,144 keys are 65 runs. A run yields, for each column and query head, the maximum score, the sum of the
+weights and the weighted values (float32, 128 keys at a time); a column's runs are folded in ascending order.
+So its result depends on its own keys only, whoever did the runs.
 
-An item is a run, or all runs, of one key head and some columns of a request. Roofline: the bytes of K and V; a
-run of 128 bf16 keys of width 64 takes about 1 us for three query heads.
+An item is a run, or all runs, of one key head and some columns of a request. Roofline for one column: the
+bytes of K and V (a run of 128 bf16 keys of width 64 takes about 1 us for three query heads), for many: the
+multiplications.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ RUN, RUNS = 128, 8
 """Keys of the shortest runs, and how many runs have the same length."""
 ROWS = 64
 """Most rows (columns times query heads of a key head) of an item, unless one column has more."""
+FEW_COLUMNS = 16
+"""Most columns of a request in a decode round."""
 _LOWEST = np.float32(-3.0e38)
 
 # What the kernel is specialized for: the format of the pages; see `kv.Side`.
@@ -293,8 +296,9 @@ def attention_kernel(data):
             b += 1
         if b >= requests:
             break
-        # The longest runs first.
-        k_head, block, run = item % k_heads, item // k_heads % blocks, runs - 1 - item // (k_heads * blocks)
+        # The longest runs, the latest columns first.
+        k_head, block = item % k_heads, blocks - 1 - item // k_heads % blocks
+        run = runs - 1 - item // (k_heads * blocks)
         begin_run, end_run = (run, run + 1) if partial else (0, runs)
         first = b * per_request + block * some
         many = min(some, (b + 1) * per_request - first)
@@ -436,7 +440,7 @@ def _attention(format: KvFormat) -> Kernel:
     return Kernel(attention_kernel, f"attention_{format}", **bindings(format))
 
 
-def attend_small(
+def attend_pages(
     q: torch.Tensor, pages: KvPages, page_table: torch.Tensor, cache_positions: torch.Tensor, scale: float
 ) -> torch.Tensor:
     columns, q_heads, width = q.shape
@@ -447,8 +451,10 @@ def attend_small(
     team = threads()
     most = runs_of(page_table.shape[1] * 64)
     partial = counters = None
-    # With items enough for the team, each does all runs of its columns.
-    items = requests * k_heads * -(-columns // requests // max(1, ROWS * k_heads // q_heads))
+    # With items enough for the team, each does all runs of its columns, and nothing has to be kept.
+    per_request = columns // requests
+    together = max(1, ROWS * k_heads // q_heads) if per_request <= FEW_COLUMNS else 1
+    items = requests * k_heads * -(-per_request // together)
     if most > 1 and team > 1 and items < 4 * team:
         record = (width + 15) // 16 * 16 + 16
         partial = torch.empty(columns * q_heads * most * record, dtype=torch.float32)
@@ -456,7 +462,7 @@ def attend_small(
     launch(
         _attention(pages.format).address, team, 0, q.data_ptr(), q.stride(0), pages.k.data_ptr(),
         pages.v.data_ptr(), *scale_addresses(pages), page_table.data_ptr(), page_table.stride(0),
-        cache_positions.data_ptr(), columns, columns // requests, q_heads, k_heads, width, kind_of(q),
+        cache_positions.data_ptr(), columns, per_request, q_heads, k_heads, width, kind_of(q),
         out.data_ptr(), bits(scale), bits(rotation(width)), 0 if partial is None else partial.data_ptr(),
         0 if counters is None else counters.data_ptr(), most,
     )  # fmt: skip
