@@ -97,8 +97,10 @@ class Program:
                     self._prefill(columns, *copied)
                 elif unit == Unit.CONTROL:
                     self._control(rows, columns)
-                else:
+                elif unit == Unit.FOLD:
                     self._fold(rows)
+                else:
+                    raise ValueError(f"{unit} is not a unit of work")
         self._seconds[0] = perf_counter() - begin
         return self._egress
 
