@@ -121,7 +121,9 @@ def test_drafts_stand_up_to_the_first_wrong_one(recurrent: bool) -> None:
     hand.fold(lanes, [*stand[:4], 0])
     for lane, count in zip(lanes[:4], stand, strict=False):
         lane.advance(count)
-    again = hand.round(lanes, [[answer[count]] for answer, count in zip(answers, [*stand[:4], 0], strict=True)])
+    again = hand.round(
+        lanes, [[answer[count]] for answer, count in zip(answers, [*stand[:4], 0], strict=True)]
+    )
     assert again == [[answer[1 + count]] for answer, count in zip(answers, [*stand[:4], 0], strict=True)]
 
 
@@ -217,7 +219,10 @@ def scores(tokens: list[int]) -> torch.Tensor:
 
 def test_draws_are_keyed_by_position_and_purpose() -> None:
     hand = Hand(ToyModel(), rows=2, width=3, context=256)
-    hot = [SamplingParams(3.0, seed=(1 << 64) - 5), SamplingParams(2.0, top_k=7, top_p=0.9, min_p=0.1, seed=4)]
+    hot = [
+        SamplingParams(3.0, seed=(1 << 64) - 5),
+        SamplingParams(2.0, top_k=7, top_p=0.9, min_p=0.1, seed=4),
+    ]
     lanes = [lane_of(row, 4, sampling=sampling) for row, sampling in enumerate(hot)]
     seen = set()
     for purpose in Purpose:
