@@ -7,7 +7,7 @@ import torch
 from ninfer.ops import Purpose, SamplingParams, sample
 from ninfer.runtime.records import Unit, egress, ingress
 
-from .hand import Hand, Lane
+from .hand import NOTHING, Hand, Lane
 from .toy import PUBLIC, ToyModel, expected_answer, expected_token
 
 PROMPT = [(7 * i * i + 3) % PUBLIC for i in range(300)]
@@ -33,7 +33,7 @@ def test_prefill_in_chunks_then_rounds(recurrent: bool, length: int) -> None:
 def test_a_prefill_that_draws_nothing_produces_nothing() -> None:
     hand, lane = Hand(ToyModel()), Lane(SCATTERED)
     assert hand.prefill(lane, PROMPT[:100], draw=True) == expected_token(PROMPT[:100])
-    assert hand.prefill(lane, PROMPT[:100]) is None
+    assert hand.prefill(lane, PROMPT[:100]) == NOTHING
 
 
 def test_the_last_position_of_the_context_can_be_fed() -> None:
@@ -159,7 +159,7 @@ def test_a_dropped_unit_changes_nothing_that_counts(recurrent: bool) -> None:
     lane = Lane(SCATTERED, (2, 3))
     expected = expected_answer(PROMPT[:150], 12, recurrent)
     for _ in range(2):
-        assert hand.prefill(lane, PROMPT[:100]) is None
+        assert hand.prefill(lane, PROMPT[:100]) == NOTHING
     lane.advance(100)
     for tokens in ([1, 2, 3], PROMPT[100:150], PROMPT[100:150]):
         token = hand.prefill(lane, tokens, draw=True)
