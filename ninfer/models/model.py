@@ -125,8 +125,13 @@ class Model(Protocol):
 
     def state_layout(self) -> StateLayout: ...
 
-    def workspace_bytes(self, columns: int) -> int:
-        """About what a forward pass of so many columns of one row takes for a moment, not more."""
+    def workspace_bytes(self, columns: int, context: int) -> int:
+        """What a forward pass of so many columns of one row takes for a moment at the end of such a context:
+        never less than it does, and not three times as much."""
+        ...
+
+    def round_bytes(self, columns: int, context: int) -> int:
+        """What a recorded pass of so few columns keeps for its repetitions."""
         ...
 
     def forward(self, batch: Batch, cache: Cache, records: Records | None = None) -> torch.Tensor:

@@ -31,6 +31,14 @@ from ninfer.ops.sampling import (
     uniform,
 )
 from ninfer.ops.weights import Encoded, Matrix, RowSpan
+from ninfer.ops.workspace import (
+    attention_bytes,
+    delta_net_bytes,
+    linear_bytes,
+    recorded_attention,
+    recorded_linear,
+    swiglu_bytes,
+)
 
 __all__ = [
     "CHUNK",
@@ -46,9 +54,11 @@ __all__ = [
     "Rope",
     "RowSpan",
     "SamplingParams",
+    "attention_bytes",
     "causal_conv",
     "clear_counts",
     "count_tokens",
+    "delta_net_bytes",
     "draw",
     "embedding",
     "fold_conv",
@@ -57,12 +67,16 @@ __all__ = [
     "gated_rms_norm",
     "gdn_gating",
     "linear",
+    "linear_bytes",
     "linear_swiglu",
     "logits",
     "paged_attention",
     "qk_prepare",
+    "recorded_attention",
+    "recorded_linear",
     "rms_norm",
     "sample",
     "sigmoid_mul",
+    "swiglu_bytes",
     "uniform",
 ]

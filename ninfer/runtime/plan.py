@@ -8,7 +8,7 @@ from typing import Literal
 from ninfer.errors import CapacityError, OptionError
 from ninfer.models import KvLayout, StateLayout
 from ninfer.ops import PAGE
-from ninfer.runtime.records import Shape
+from ninfer.runtime.records import Shape, egress, ingress
 
 CHUNK_STEP = 128
 DEFAULT_CHUNK = 1024
@@ -134,7 +134,8 @@ def make_plan(
     snapshots = snapshots if state.layers else 0
     shape = Shape(rows, limits.width, min(limits.prefill_chunk, context), limits.span, -(-context // PAGE))
     records = state.record_bytes(shape.draws) if limits.width > 1 else 0
-    buffers = 2 * (8 * shape.columns + 4 * rows * shape.pages) + 4 * rows * public_tokens + 128 * shape.draws
+    # The engine may be in another process and then has a record of its own.
+    buffers = 2 * (ingress(shape).nbytes + egress(shape).nbytes) + 4 * rows * public_tokens
 
     def plan(pages: int) -> Plan:
         return Plan(

@@ -18,7 +18,7 @@ from ninfer import ops
 from ninfer.formats import KvFormat
 from ninfer.models import Batch, Cache, Model
 from ninfer.runtime.memory import allocate, allocate_records, available_bytes, zeros
-from ninfer.runtime.plan import Limits, Plan, make_plan
+from ninfer.runtime.plan import MAX_CONCURRENCY, Limits, Plan, make_plan
 from ninfer.runtime.records import Unit, egress, header_of, ingress
 
 _ROUND = int(Unit.ROUND)
@@ -34,17 +34,26 @@ def plan_model(
     available = available_bytes(model.device)
     if available is not None and model.device.type == "cpu":
         available = max(available - weight_bytes, 0)
-    columns = max(min(limits.prefill_chunk, limits.max_context), limits.max_concurrency * limits.width)
     return make_plan(
         replace(model.kv_layout(), format=kv_format),
         model.state_layout(),
         limits,
         context_limit=model.max_position_embeddings,
         public_tokens=model.public_tokens,
-        workspace_bytes=model.workspace_bytes(columns),
+        workspace_bytes=_workspace_bytes(model, limits),
         weight_bytes=weight_bytes,
         available_bytes=available,
     )
+
+
+def _workspace_bytes(model: Model, limits: Limits) -> int:
+    """The largest prefill, and every round that will be recorded, with its scores."""
+    context = max(limits.max_context, 1)
+    columns = max(min(limits.prefill_chunk, context), limits.max_concurrency * limits.width)
+    most = min(limits.max_concurrency, MAX_CONCURRENCY)
+    rounds = [rows * width for rows in range(1, most + 1) for width in {1, limits.width}]
+    kept = sum(model.round_bytes(count, context) + 4 * model.public_tokens * count for count in rounds)
+    return model.workspace_bytes(columns, context) + kept
 
 
 class Program:
@@ -97,8 +106,10 @@ class Program:
                     self._prefill(columns, *copied)
                 elif unit == Unit.CONTROL:
                     self._control(rows, columns)
-                else:
+                elif unit == Unit.FOLD:
                     self._fold(rows)
+                else:
+                    raise ValueError(f"{unit} is not a unit of work")
         self._seconds[0] = perf_counter() - begin
         return self._egress
 

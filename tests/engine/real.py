@@ -91,7 +91,9 @@ class Desk:
         sampling: SamplingParams = GREEDY,
         stop: int | None = None,
     ) -> Handle:
-        return self.core.submit(Request(tuple(prompt), sampling, count, None, marks or Marks()), Session(stop))
+        return self.core.submit(
+            Request(tuple(prompt), sampling, count, None, marks or Marks()), Session(stop)
+        )
 
     def ask(self, prompt: Sequence[int], count: int | None = 24, **options) -> Reply:
         """One request from beginning to end, alone."""

@@ -6,6 +6,7 @@ import multiprocessing as mp
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ class Proxy:
     def __init__(self, pipe: Connection, plan: Plan) -> None:
         self.pipe, self.kind = pipe, egress(plan.shape).dtype
         self.units = 0
-        self.victim: mp.process.BaseProcess | None = None
+        self.victim: BaseProcess | None = None
         """A process to be killed instead of the tenth unit from now on."""
 
     def __call__(self, record: np.ndarray) -> np.ndarray:
@@ -62,7 +63,7 @@ class Proxy:
 
 
 @contextmanager
-def child(folder: Path) -> Iterator[tuple[mp.process.BaseProcess, Connection]]:
+def child(folder: Path) -> Iterator[tuple[BaseProcess, Connection]]:
     context = mp.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=serve, args=(write(MODEL, folder), there), daemon=True)

@@ -100,11 +100,10 @@ def continued(kv_format: KvFormat, chat: Chat, ids: Sequence[int], after: Chat) 
         hand.round([lane], [[token]])
         lane.advance(1)
     prompt = after.prompt
-    token = None
+    token = -1
     for end in cuts(lane.frontier, len(prompt), (after.starts[-1], after.opener)):
         token = hand.prefill(lane, prompt[lane.frontier : end], draw=True)
         lane.advance(end - lane.frontier)
-    assert token is not None
     return [token, *hand.decode(lane, token, OUTPUTS - 1)]
 
 
@@ -203,14 +202,13 @@ def test_a_stop_inside_a_round(kv_format: KvFormat, place: int) -> None:
 def test_drafts_change_nothing(kv_format: KvFormat) -> None:
     """Right, wrong and no drafts, greedy and sampled, to the limits of output."""
     for sampling in (GREEDY, WITHOUT_PENALTIES):
-        options = {"sampling": sampling}
-        expected = cold(kv_format, CHAT, **options)
+        expected = cold(kv_format, CHAT, sampling=sampling)
         half = [*CHAT.prompt, *expected[:10], 7, 7, 7]
         mistaken = [*CHAT.prompt, *expected[:17], (expected[17] + 1) % 190, *expected[18:]]
         for texts in ([[*CHAT.prompt, *expected]], [half], [mistaken], []):
             with desk_of(kv_format, width=4, drafts=Knowing(*texts)) as desk:
                 for count in (1, 2, OUTPUTS):
-                    assert ask(desk, CHAT, count, **options).ids == expected[:count], texts
+                    assert ask(desk, CHAT, count, sampling=sampling).ids == expected[:count], texts
 
 
 def test_a_rewritten_last_message(kv_format: KvFormat) -> None:

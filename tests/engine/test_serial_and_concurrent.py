@@ -18,6 +18,7 @@ from .real import Desk, Reply, differences
 MODELS = pytest.mark.parametrize("name", GEOMETRIES)
 LENGTHS = (1, 17, 63, 64, 65, 129, 200, 300)
 PREAMBLE = 90
+NO_MARKS = Marks()
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Ask:
     prompt: tuple[int, ...]
     count: int
     sampling: SamplingParams
-    marks: Marks = Marks()
+    marks: Marks = NO_MARKS
 
 
 def sampling(index: int) -> SamplingParams:

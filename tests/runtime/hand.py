@@ -15,11 +15,13 @@ from ninfer.runtime import Limits, Program, plan_model
 from ninfer.runtime.records import Shape, Unit, ingress
 
 GREEDY = SamplingParams(temperature=0.0)
+NOTHING = -9
+"""Stands for a token where none was to be drawn."""
 
 
 @dataclass
 class Lane:
-    """A sequence as whoever writes records sees it; `frontier` tokens are in memory, the state in `source`."""
+    """A sequence as whoever writes records sees it: `frontier` tokens in memory, the state in `source`."""
 
     pages: Sequence[int]
     slots: tuple[int, int] = (0, 1)
@@ -93,8 +95,8 @@ class Hand:
         draw: bool = False,
         purpose: int = Purpose.PREFILL,
         copy: tuple[int, int] = (-1, -1),
-    ) -> int | None:
-        """Feed tokens after the frontier and, unless the result is to be dropped, `advance` afterwards."""
+    ) -> int:
+        """Feed tokens after the frontier; `advance` commits them, without it the unit is dropped."""
         record = self.empty(Unit.PREFILL, 1, len(tokens))
         self._columns(record, 0, lane, tokens)
         self._row(record, 0, lane)
@@ -103,7 +105,7 @@ class Hand:
         if draw:
             self._draw(record, 0, lane, lane.frontier + len(tokens), purpose)
         out = self.run(record)
-        return int(out["tokens"][0, 0]) if draw else None
+        return int(out["tokens"][0, 0]) if draw else NOTHING
 
     def round(
         self, lanes: Sequence[Lane], tokens: Sequence[Sequence[int]], purpose: int = Purpose.DECODE
@@ -156,9 +158,9 @@ class Hand:
             output.append(token)
         return output
 
-    def feed(self, lane: Lane, tokens: Sequence[int], *, draw: bool = True) -> int | None:
+    def feed(self, lane: Lane, tokens: Sequence[int], *, draw: bool = True) -> int:
         """A whole prompt in chunks."""
-        chunk, token = self.shape.chunk, None
+        chunk, token = self.shape.chunk, NOTHING
         for begin in range(0, len(tokens), chunk):
             part = tokens[begin : begin + chunk]
             token = self.prefill(lane, part, draw=draw and begin + chunk >= len(tokens))
@@ -167,7 +169,6 @@ class Hand:
 
     def answer(self, lane: Lane, prompt: Sequence[int], count: int) -> list[int]:
         first = self.feed(lane, prompt)
-        assert first is not None
         return [first, *self.decode(lane, first, count - 1)]
 
     def empty(self, unit: Unit, rows: int, columns: int) -> np.ndarray:

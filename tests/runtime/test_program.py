@@ -7,7 +7,7 @@ import torch
 from ninfer.ops import Purpose, SamplingParams, sample
 from ninfer.runtime.records import Unit, egress, ingress
 
-from .hand import Hand, Lane
+from .hand import NOTHING, Hand, Lane
 from .toy import PUBLIC, ToyModel, expected_answer, expected_token
 
 PROMPT = [(7 * i * i + 3) % PUBLIC for i in range(300)]
@@ -33,7 +33,7 @@ def test_prefill_in_chunks_then_rounds(recurrent: bool, length: int) -> None:
 def test_a_prefill_that_draws_nothing_produces_nothing() -> None:
     hand, lane = Hand(ToyModel()), Lane(SCATTERED)
     assert hand.prefill(lane, PROMPT[:100], draw=True) == expected_token(PROMPT[:100])
-    assert hand.prefill(lane, PROMPT[:100]) is None
+    assert hand.prefill(lane, PROMPT[:100]) == NOTHING
 
 
 def test_the_last_position_of_the_context_can_be_fed() -> None:
@@ -121,7 +121,9 @@ def test_drafts_stand_up_to_the_first_wrong_one(recurrent: bool) -> None:
     hand.fold(lanes, [*stand[:4], 0])
     for lane, count in zip(lanes[:4], stand, strict=False):
         lane.advance(count)
-    again = hand.round(lanes, [[answer[count]] for answer, count in zip(answers, [*stand[:4], 0], strict=True)])
+    again = hand.round(
+        lanes, [[answer[count]] for answer, count in zip(answers, [*stand[:4], 0], strict=True)]
+    )
     assert again == [[answer[1 + count]] for answer, count in zip(answers, [*stand[:4], 0], strict=True)]
 
 
@@ -157,7 +159,7 @@ def test_a_dropped_unit_changes_nothing_that_counts(recurrent: bool) -> None:
     lane = Lane(SCATTERED, (2, 3))
     expected = expected_answer(PROMPT[:150], 12, recurrent)
     for _ in range(2):
-        assert hand.prefill(lane, PROMPT[:100]) is None
+        assert hand.prefill(lane, PROMPT[:100]) == NOTHING
     lane.advance(100)
     for tokens in ([1, 2, 3], PROMPT[100:150], PROMPT[100:150]):
         token = hand.prefill(lane, tokens, draw=True)
@@ -217,7 +219,10 @@ def scores(tokens: list[int]) -> torch.Tensor:
 
 def test_draws_are_keyed_by_position_and_purpose() -> None:
     hand = Hand(ToyModel(), rows=2, width=3, context=256)
-    hot = [SamplingParams(3.0, seed=(1 << 64) - 5), SamplingParams(2.0, top_k=7, top_p=0.9, min_p=0.1, seed=4)]
+    hot = [
+        SamplingParams(3.0, seed=(1 << 64) - 5),
+        SamplingParams(2.0, top_k=7, top_p=0.9, min_p=0.1, seed=4),
+    ]
     lanes = [lane_of(row, 4, sampling=sampling) for row, sampling in enumerate(hot)]
     seen = set()
     for purpose in Purpose:

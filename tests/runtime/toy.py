@@ -56,7 +56,10 @@ class ToyModel:
             StateLayout(1, 1, 1, 1, 1, 1, 1, self.dtype) if self.recurrent else StateLayout.none(self.dtype)
         )
 
-    def workspace_bytes(self, columns: int) -> int:
+    def workspace_bytes(self, columns: int, context: int) -> int:
+        return 4 * PUBLIC * columns
+
+    def round_bytes(self, columns: int, context: int) -> int:
         return 4 * PUBLIC * columns
 
     def forward(self, batch: Batch, cache: Cache, records: Records | None = None) -> torch.Tensor:

@@ -56,16 +56,49 @@ class Qwen35:
             dtype=self.dtype,
         )
 
-    def workspace_bytes(self, columns: int) -> int:
-        """The larger of an MLP's activations and the float32 stages of a chunked delta rule, beside the
-        residual and a few of its copies."""
+    def workspace_bytes(self, columns: int, context: int) -> int:
         c, size = self.config, self.dtype.itemsize
-        widths = [3 * c.intermediate_size * size]
-        for mixer in c.mixers:
-            if isinstance(mixer, DeltaNetConfig):
-                heads = mixer.value_heads
-                widths.append(4 * heads * (4 * mixer.key_head_dim + 5 * mixer.value_head_dim + 3 * ops.CHUNK))
-        return columns * (4 * c.hidden_size * size + max(widths))
+        hidden, inner = c.hidden_size, c.intermediate_size
+        stages = [
+            ops.swiglu_bytes(columns, hidden, inner, size),
+            columns * inner * size + ops.linear_bytes(columns, inner, hidden, size),
+        ]
+        for m in c.mixers:
+            inputs, outputs = _widths(m)
+            held = columns * inputs * size
+            stages.append(ops.linear_bytes(columns, hidden, inputs, size))
+            stages.append(
+                held + columns * 3 * outputs * size + ops.linear_bytes(columns, outputs, hidden, size)
+            )
+            if isinstance(m, AttentionConfig):
+                held += ops.attention_bytes(columns, context, m.heads, m.kv_heads, m.head_dim, size)
+            else:
+                held += columns * 8 * m.value_heads + ops.delta_net_bytes(
+                    columns, m.key_heads, m.value_heads, m.key_head_dim, m.value_head_dim, size
+                )
+            stages.append(held)
+        return 2 * columns * hidden * size + max(stages)
+
+    def round_bytes(self, columns: int, context: int) -> int:
+        c, size = self.config, self.dtype.itemsize
+        hidden, inner = c.hidden_size, c.intermediate_size
+        total = ops.recorded_linear(columns, hidden, 2 * hidden, size)
+        for m in c.mixers:
+            inputs, outputs = _widths(m)
+            total += (
+                2 * columns * hidden * size
+                + ops.recorded_linear(columns, hidden, inputs, size)
+                + ops.recorded_linear(columns, outputs, hidden, size)
+                + ops.recorded_linear(columns, hidden, inner, size)
+                + ops.recorded_linear(columns, inner, hidden, size)
+                + columns * outputs * size
+            )
+            if isinstance(m, AttentionConfig):
+                total += ops.recorded_attention(columns, context, m.heads, m.head_dim, size)
+            else:
+                total += columns * (m.channels + outputs) * size
+                total += ops.recorded_linear(columns, hidden, 4 * m.value_heads, 4)
+        return total
 
     def forward(self, batch: Batch, cache: Cache, records: Records | None = None) -> torch.Tensor:
         eps = self.config.rms_norm_eps
@@ -153,3 +186,10 @@ class Qwen35:
             layer.head_order,
         )  # fmt: skip
         return ops.linear(y.view(columns, c.value_width), layer.output, residual=x)
+
+
+def _widths(mixer: AttentionConfig | DeltaNetConfig) -> tuple[int, int]:
+    """Outputs of a mixer's first product, inputs of its last one."""
+    if isinstance(mixer, AttentionConfig):
+        return 2 * (mixer.heads + mixer.kv_heads) * mixer.head_dim, mixer.heads * mixer.head_dim
+    return mixer.channels + mixer.value_width, mixer.value_width

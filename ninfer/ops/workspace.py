@@ -1,0 +1,63 @@
+"""What operators take beside their inputs, at most, in bytes: plans count it before anything is allocated.
+
+`*_bytes` are outputs and scratch of a call of many columns on the CPU, `recorded_*` what a recorded call of a
+few columns keeps. `size`: bytes of an activation.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ninfer.ops.delta import CHUNK
+
+_PANEL = 2048
+"""Rows of a matrix that are decoded at a time."""
+_KEYS = 512
+"""Keys that a thread of PyTorch's fused attention looks at in one go."""
+
+
+def linear_bytes(columns: int, inputs: int, outputs: int, size: int) -> int:
+    """Inputs as float32, a panel of the matrix, its product in two types, the output."""
+    part = min(_PANEL, outputs)
+    return columns * (4 * inputs + 6 * part + size * outputs) + 4 * part * inputs
+
+
+def swiglu_bytes(columns: int, inputs: int, outputs: int, size: int) -> int:
+    """The same with three products at a time, or both whole halves as float32 if their formats differ."""
+    part = min(_PANEL, outputs)
+    panels = columns * (4 * inputs + 12 * part + size * outputs) + 4 * part * inputs
+    return max(panels, columns * size * outputs + linear_bytes(columns, inputs, 2 * outputs, 4))
+
+
+def attention_bytes(columns: int, context: int, heads: int, kv_heads: int, width: int, size: int) -> int:
+    """Queries and outputs, all keys and values in order and once more packed, the mask as bits and as
+    numbers, and a block of scores for each thread."""
+    block = 256 if columns >= 768 else 64 if columns >= 192 else 32
+    return (
+        columns * 3 * heads * width * size
+        + 4 * kv_heads * width * context * size
+        + (columns * context * (1 + size) if context > columns else 0)
+        + torch.get_num_threads() * block * (_KEYS * (4 + size) + 4 * width)
+    )
+
+
+def delta_net_bytes(
+    columns: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int, size: int
+) -> int:
+    """Stages of the chunked rule in float32, the convolved input, the output, and the state four times."""
+    stages = 4 * value_heads * (6 * key_dim + 5 * value_dim + 5 * CHUNK)
+    activations = size * (2 * key_heads * key_dim + 3 * value_heads * value_dim)
+    return columns * (stages + activations) + 16 * value_heads * value_dim * key_dim
+
+
+def recorded_linear(columns: int, inputs: int, outputs: int, size: int) -> int:
+    """Inputs as float32, and the output."""
+    return columns * (4 * (inputs + 31) + size * outputs)
+
+
+def recorded_attention(columns: int, context: int, heads: int, width: int, size: int) -> int:
+    """Queries, outputs, and what several threads find in the runs of keys."""
+    from ninfer.ops.cpu.attend_small import runs_of
+
+    runs = runs_of(context + 63) if torch.get_num_threads() > 1 else 0
+    return columns * heads * (2 * width * size + 4 * runs * (width + 31) + 8)
