@@ -61,6 +61,8 @@ def ours(artifact: Path) -> Callable[[], tuple[float, float]]:
         assert decode is not None
         return prefill, decode
 
+    return measure
+
 
 def transformers_bf16(gguf: Path) -> Callable[[], tuple[float, float]]:
     """The same for transformers in bf16, with its default attention."""

@@ -57,7 +57,7 @@ def recorded_linear(columns: int, inputs: int, outputs: int, size: int) -> int:
 
 def recorded_attention(columns: int, context: int, heads: int, width: int, size: int) -> int:
     """Queries, outputs, and what several threads find in the runs of keys."""
-    from ninfer.ops.cpu.attend_small import runs_of
+    from ninfer.ops.cpu.attend_pages import runs_of
 
     runs = runs_of(context + 63) if torch.get_num_threads() > 1 else 0
     return columns * heads * (2 * width * size + 4 * runs * (width + 31) + 8)

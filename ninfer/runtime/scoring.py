@@ -145,9 +145,5 @@ class Scoring:
 
 
 def _layout(model: Model, kv_format: KvFormat) -> KvLayout:
-    """The model's layout in a format; OptionError for one that this version doesn't pack."""
-    plain = model.kv_layout()
-    kv = replace(plain, format=kv_format)
-    if kv_format is not KvFormat.BF16 and plain.layers and kv.page_bytes >= plain.page_bytes:
-        raise OptionError(f"--kv-dtype {kv_format} is not available in this version; use bf16")
-    return kv
+    """The model's layout in a format."""
+    return replace(model.kv_layout(), format=kv_format)

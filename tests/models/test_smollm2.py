@@ -10,8 +10,9 @@ from tokenizers import Tokenizer
 from ninfer import models
 from ninfer.artifact import Artifact
 from ninfer.convert import ensure_artifact
-from ninfer.ops import SamplingParams
-from ninfer.runtime import Program, Scoring
+from ninfer.engine import Core
+from ninfer.runtime import Limits, Program, Scoring, plan_model
+from tests.engine.harness import Session, drain, request
 
 from .smollm2 import GGUF, TEXT, reference, windows
 from .test_transformers import teacher_forced
@@ -67,12 +68,10 @@ def test_decode_follows_prefill(artifact_path: Path) -> None:
     with Artifact.open(artifact_path) as artifact:
         model = models.load(artifact)
         tokens = text_tokens(artifact)[:100]
-    program = Program(model, max_context=256)
-    program.start(tokens, SamplingParams(temperature=0.0))
-    output = list(program.prefill().tokens)
-    while len(output) < 24:
-        program.commit(1)
-        output += program.decode().tokens
+    plan = plan_model(model, Limits(max_context=256))
+    core = Core(Program(model, plan).run, plan, public_tokens=model.public_tokens)
+    output, _, _ = drain(core.submit(request(tokens, 24), Session()))
+    core.stop()
     fed = tuple(tokens + output[:-1])
     logits = teacher_forced(model, fed, [len(fed)])[len(tokens) - 1 :]
     chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]

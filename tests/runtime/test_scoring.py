@@ -156,18 +156,12 @@ def test_a_real_forward_pass(tiny: Path, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kv_format", KvFormat)
-def test_kv_formats_score_or_say_why_not(tiny: Path, kv_format: KvFormat) -> None:
-    """A format that isn't packed must not pass as another: it is smaller than BF16, or it is refused."""
+def test_kv_formats_score_about_the_same_in_less_memory(tiny: Path, kv_format: KvFormat) -> None:
     with Artifact.open(tiny) as artifact:
         model = models.load(artifact)
         tokens = [(37 * i + 5) % model.public_tokens for i in range(200)]
-        try:
-            scoring = Scoring(model, 256, kv_format=kv_format)
-            scores = scoring.score(tokens)
-        except NInferError as error:
-            if kv_format is KvFormat.BF16 or kv_format not in str(error):
-                raise
-            return
+        scoring = Scoring(model, 256, kv_format=kv_format)
+        scores = scoring.score(tokens)
         plain = Scoring(model, 256)
         assert (scoring.bytes < plain.bytes) == (kv_format is not KvFormat.BF16)
         assert abs(float((scores - plain.score(tokens)).mean())) < 0.05
