@@ -30,11 +30,17 @@ def swiglu_bytes(columns: int, inputs: int, outputs: int, size: int) -> int:
 
 
 def attention_bytes(columns: int, context: int, heads: int, kv_heads: int, width: int, size: int) -> int:
-    """Queries and outputs, all keys and values in order and once more packed, the mask as bits and as
-    numbers, and a block of scores for each thread."""
+    """Queries and outputs. Where PyTorch's attention is used, also all keys and values in order and once more
+    packed, the mask as bits and as numbers, and a block of scores for each thread."""
+    from ninfer.ops.cpu import amx
+
+    total = columns * 3 * heads * width * size
+    if size == 4 or not amx.available():
+        few = columns * kv_heads < 4 * torch.get_num_threads()
+        return total + (_partial_results(columns, context, heads, width) if few else 0)
     block = 256 if columns >= 768 else 64 if columns >= 192 else 32
     return (
-        columns * 3 * heads * width * size
+        total
         + 4 * kv_heads * width * context * size
         + (columns * context * (1 + size) if context > columns else 0)
         + torch.get_num_threads() * block * (_KEYS * (4 + size) + 4 * width)
@@ -57,7 +63,12 @@ def recorded_linear(columns: int, inputs: int, outputs: int, size: int) -> int:
 
 def recorded_attention(columns: int, context: int, heads: int, width: int, size: int) -> int:
     """Queries, outputs, and what several threads find in the runs of keys."""
+    return 2 * columns * heads * width * size + _partial_results(columns, context, heads, width)
+
+
+def _partial_results(columns: int, context: int, heads: int, width: int) -> int:
     from ninfer.ops.cpu.attend_pages import runs_of
 
-    runs = runs_of(context + 63) if torch.get_num_threads() > 1 else 0
-    return columns * heads * (2 * width * size + 4 * runs * (width + 31) + 8)
+    if torch.get_num_threads() == 1:
+        return 0
+    return columns * heads * (4 * runs_of(context + 63) * (width + 31) + 8)
