@@ -33,7 +33,7 @@ class Stepped(Core):
 
     @property
     def idle(self) -> bool:
-        return not (self._inbox or self._waiting or any(self._lanes))
+        return not (self._inbox or self._queue.waiting or any(self._lanes))
 
     def step(self) -> None:
         if not self.idle:
