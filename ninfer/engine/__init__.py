@@ -13,7 +13,8 @@ from ninfer.engine.request import Marks, Request
 from ninfer.engine.stats import Health, RuntimeStatistics
 
 if TYPE_CHECKING:
-    from ninfer.engine.core import Core, Policy
+    from ninfer.engine.admission import Policy
+    from ninfer.engine.core import Core
 
 __all__ = [
     "Core",
@@ -33,7 +34,7 @@ __all__ = [
     "ThinkingReport",
 ]
 
-_LAZY = {"Core": "core", "Policy": "core"}
+_LAZY = {"Core": "core", "Policy": "admission"}
 
 
 def __getattr__(name: str) -> object:

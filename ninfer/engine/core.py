@@ -6,27 +6,26 @@ one unit of work, commits it and publishes what came of it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Condition, Thread
 from time import monotonic, perf_counter
 
 import numpy as np
 
+from ninfer.engine.admission import Admission, Policy
 from ninfer.engine.drafts import DraftSource
 from ninfer.engine.events import Done, Output, PromptProgress, Started
 from ninfer.engine.handle import Handle
 from ninfer.engine.output import OutputSession
-from ninfer.engine.prefix import Match, PrefixCache
+from ninfer.engine.prefix import PrefixCache
 from ninfer.engine.request import Request, State, Ticket, budget
-from ninfer.engine.scheduler import Choice, Protection, choose, may_admit
-from ninfer.engine.sequence import Pools, Sequence, fits, pages_for
+from ninfer.engine.scheduler import Choice, choose, may_admit
+from ninfer.engine.sequence import Pools, Sequence
 from ninfer.engine.stats import Health, RuntimeStatistics
-from ninfer.engine.taps import next_cut, plan_taps
+from ninfer.engine.taps import next_cut
 from ninfer.engine.units import UnitWriter, penalized
 from ninfer.errors import (
-    EngineError,
     ModelError,
     OverloadedError,
     QueueTimeoutError,
@@ -36,21 +35,6 @@ from ninfer.events import FinishReason, Step
 from ninfer.runtime.pages import PagePool
 from ninfer.runtime.plan import Plan
 from ninfer.runtime.slots import SlotPool
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How requests are queued and what the prefix cache keeps.
-
-    `max_pending` requests may wait beside those that run, each for `pending_timeout` seconds at most (None:
-    for ever). `turn_anchors` message boundaries before the last message are kept exactly.
-    """
-
-    max_pending: int = 16
-    pending_timeout: float | None = 30.0
-    reuse: bool = True
-    turn_anchors: int = 1
-    taps: int = 4
 
 
 class Core:
@@ -76,9 +60,8 @@ class Core:
         self._pools = Pools(pages, slots, cache, plan.copies, recurrent)
         self._writer = UnitWriter(plan.shape, record)
         self._lanes: list[Ticket | None] = [None] * plan.concurrency
-        self._waiting: deque[Ticket] = deque()
-        self._protection: Protection | None = None
-        self._changed = self._decoded_last = False
+        self._queue = Admission(self._pools, plan, self.policy)
+        self._decoded_last = False
         self._stats = RuntimeStatistics()
         self._egress: np.ndarray | None = None
         self._condition = Condition()
@@ -137,7 +120,7 @@ class Core:
         return replace(
             self._stats,
             finished=dict(self._stats.finished),
-            waiting=len(self._waiting) + len(self._inbox),
+            waiting=len(self._queue.waiting) + len(self._inbox),
             running=len(states),
             prefilling=states.count(State.PREFILL),
             free_pages=pages.free,
@@ -194,12 +177,11 @@ class Core:
         if not self._inbox and not self._stopping and any(self._lanes):
             return True
         with self._condition:
-            while not self._stopping and not (self._inbox or self._waiting or any(self._lanes)):
+            while not self._stopping and not (self._inbox or self._queue.waiting or any(self._lanes)):
                 self._condition.wait()
             if self._inbox:
-                self._waiting += self._inbox
+                self._queue.add(self._inbox)
                 self._inbox.clear()
-                self._changed = True
             return not self._stopping
 
     def _iterate(self) -> None:
@@ -208,8 +190,8 @@ class Core:
         self._end_cancelled()
         states = self._states()
         if may_admit(
-            waiting=bool(self._waiting),
-            changed=self._changed,
+            waiting=bool(self._queue.waiting),
+            changed=self._queue.changed,
             prefill=State.PREFILL in states,
             decode=State.DECODE_READY in states,
             decoded_last=self._decoded_last,
@@ -244,93 +226,27 @@ class Core:
 
     def _end_waiting(self) -> None:
         """Drop waiting requests that were cancelled or have waited too long."""
-        if not self._waiting:
-            return
-        now = monotonic()
-        for ticket in list(self._waiting):
-            late = ticket.deadline is not None and now >= ticket.deadline
-            if ticket.cancelled or late:
-                self._waiting.remove(ticket)
-                self._changed = True
-                if ticket.cancelled:
-                    self._finish(ticket, FinishReason.CANCELLED)
-                else:
-                    waited = perf_counter() - ticket.submitted
-                    self._fail(
-                        ticket,
-                        QueueTimeoutError(
-                            f"the request waited {waited:.1f} s for its turn, longer than it may; try again "
-                            f"later or raise the queue's timeout"
-                        ),
-                    )
+        for ticket, error in self._queue.leaving():
+            if error is None:
+                self._finish(ticket, FinishReason.CANCELLED)
+            else:
+                self._fail(ticket, error)
 
     def _end_cancelled(self) -> None:
         for ticket in self._lanes:
             if ticket is not None and ticket.cancelled:
                 self._finish(ticket, FinishReason.CANCELLED)
 
-    # Admission
-
     def _admit(self) -> None:
-        """Give the first request a lane and all that it may need, or a later one that doesn't delay it."""
-        self._changed = False
-        if None not in self._lanes:
+        """Give a waiting request a lane, if one may and can start."""
+        ticket = self._queue.next(self._lanes)
+        if ticket is None:
             return
-        head = self._waiting[0]
-        if self._start(head):
-            self._waiting.popleft()
-            self._protection = None
-            return
-        active = {t.order: pages_for(t.budget.context) for t in self._lanes if t is not None}
-        if not active:
-            raise EngineError("a request was blocked although nothing runs")
-        protection = self._protection = Protection.renewed(self._protection, head.order, active)
-        for ticket in list(self._waiting)[1:]:
-            pages = pages_for(ticket.budget.context)
-            allowed = protection.allows(
-                pages,
-                head_pages=pages_for(head.budget.context),
-                capacity=self.plan.pages,
-                lanes=len(self._lanes),
-                active=active,
-            )
-            if allowed and self._start(ticket):
-                self._waiting.remove(ticket)
-                protection.lend(ticket.order, pages)
-                return
-
-    def _start(self, ticket: Ticket) -> bool:
-        """Admit a request if everything that it may ever need can be promised now."""
-        request, entitlement = ticket.request, pages_for(ticket.budget.context)
-        lent = sum(t.sequence.lends for t in self._lanes if t is not None and t.sequence is not None)
-        reuse = request.reuse and self.policy.reuse
-        candidates: list[Match | None] = [*self._pools.cache.matches(request.prompt)] if reuse else []
-        for match in (*candidates, None):
-            if fits(self._pools, match, entitlement, lent):
-                break
-        else:
-            return False
-        ticket.sequence = sequence = Sequence(self._pools, request.prompt, entitlement, match)
-        ticket.reused = sequence.frontier
-        if reuse and self._pools.recurrent:
-            marks = request.marks
-            ticket.taps = plan_taps(
-                prompt_tokens=len(request.prompt),
-                base=sequence.frontier,
-                boundaries=marks.boundaries,
-                preamble=marks.preamble,
-                opener=marks.opener,
-                turn_anchors=self.policy.turn_anchors,
-                chunk=self.plan.prefill_chunk,
-                limit=self.policy.taps,
-            )
         self._lanes[self._lanes.index(None)] = ticket
         ticket.state, ticket.admitted = State.PREFILL, perf_counter()
-        self._changed = True
         self._stats.admitted += 1
         self._stats.reused_tokens += ticket.reused
-        ticket.mailbox.put(Started(len(request.prompt), ticket.reused))
-        return True
+        ticket.mailbox.put(Started(len(ticket.request.prompt), ticket.reused))
 
     # Units of work
 
@@ -352,7 +268,7 @@ class Core:
         sequence.map_to(end)
         device = self._do(self._writer.prefill(lane, ticket, end))
         sequence.advance(count)
-        if ticket.request.reuse and self.policy.reuse:
+        if self._queue.reuses(ticket):
             kinds = [tap.kind for tap in ticket.taps if tap.position == end]
             if kinds:
                 sequence.capture(kinds[0])
@@ -365,7 +281,7 @@ class Core:
         self._stats.prefill_device_seconds += device
         ticket.mailbox.put(PromptProgress(prompt_tokens, end, now - ticket.admitted))
         if end == prompt_tokens:
-            self._changed = True
+            self._queue.changed = True
             ticket.state = State.DECODE_READY
             ticket.first_token = now
             self._take_output(ticket, self._tokens[:1].tolist())
@@ -504,7 +420,7 @@ class Core:
 
     def _finish(self, ticket: Ticket, reason: FinishReason) -> None:
         """Give everything back, leaving the state at the frontier to the cache, and tell the consumer."""
-        self._leave(ticket, keep=ticket.request.reuse and self.policy.reuse)
+        self._leave(ticket, keep=self._queue.reuses(ticket))
         try:
             self._publish(ticket, ticket.session.close())
         except Exception as error:
@@ -527,7 +443,7 @@ class Core:
         if ticket in self._lanes:
             # Last, so that whoever sees no request running sees its pages given back.
             self._lanes[self._lanes.index(ticket)] = None
-            self._changed = True
+            self._queue.changed = True
 
     def _end(self, ticket: Ticket, last: Done | BaseException) -> None:
         ticket.state = State.FINISHED
@@ -557,7 +473,7 @@ class Core:
             ticket.sequence = None
             self._end(ticket, error)
         self._lanes = [None] * len(self._lanes)
-        self._waiting.clear()
+        self._queue.waiting.clear()
 
     def _ticket(self, lane: int) -> tuple[Ticket, Sequence]:
         ticket = self._lanes[lane]

@@ -64,5 +64,6 @@ class Mailbox:
 
     def _add(self, item: Event | BaseException) -> None:
         self._queue.put(item)
-        if self._listener is not None:
-            self._listener()
+        listener = self._listener  # looked up once: the consumer may leave in between
+        if listener is not None:
+            listener()
