@@ -186,24 +186,27 @@ class Core:
 
     def _iterate(self) -> None:
         begin = perf_counter()
-        self._end_waiting()
         self._end_cancelled()
         states = self._states()
-        if may_admit(
-            waiting=bool(self._queue.waiting),
-            changed=self._queue.changed,
-            prefill=State.PREFILL in states,
-            decode=State.DECODE_READY in states,
-            decoded_last=self._decoded_last,
-        ):
-            self._admit()
-            states = self._states()
+        if self._queue.waiting:
+            self._end_waiting()
+            if may_admit(
+                waiting=bool(self._queue.waiting),
+                changed=self._queue.changed,
+                prefill=State.PREFILL in states,
+                decode=State.DECODE_READY in states,
+                decoded_last=self._decoded_last,
+            ):
+                self._admit()
+                states = self._states()
         choice = choose(
             control=State.CONTROL_READY in states,
             prefill=State.PREFILL in states,
             decode=State.DECODE_READY in states,
             decoded_last=self._decoded_last,
         )
+        if choice is not Choice.DECODE:
+            self._deliver()
         self._stats.boundary_seconds += perf_counter() - begin
         if choice is Choice.CONTROL:
             self._control()
@@ -214,6 +217,12 @@ class Core:
         else:
             self._idle()
         self._decoded_last = choice in (Choice.CONTROL, Choice.DECODE)
+
+    def _deliver(self) -> None:
+        """What comes next may take long: nobody's text waits for it."""
+        for ticket in self._lanes:
+            if ticket is not None:
+                ticket.mailbox.deliver()
 
     def _states(self) -> list[State]:
         return [ticket.state for ticket in self._lanes if ticket is not None]
@@ -302,7 +311,7 @@ class Core:
         for sequence, draft in zip(sequences, drafts, strict=True):
             sequence.map_to(sequence.frontier + 1 + len(draft))
         device = self._do(self._writer.round(lanes, tickets, drafts))
-        width = self.plan.shape.width if any(drafts) else 1
+        width = self.plan.shape.width if self._drafts is not None and any(drafts) else 1
         tokens = self._tokens[: len(lanes) * width].tolist()
         if width == 1:
             offers = [[token] for token in tokens]
@@ -311,21 +320,23 @@ class Core:
             offers = [tokens[row * width : row * width + count] for row, count in enumerate(produced)]
         steps = [self._preview(ticket, offer) for ticket, offer in zip(tickets, offers, strict=True)]
         counts = [0 if isinstance(step, Exception) else step.committed for step in steps]
-        if width > 1:
-            device += self._do(self._writer.fold(counts))
-        for sequence, count in zip(sequences, counts, strict=True):
-            if width > 1 and count:
-                sequence.advance(count)
-                sequence.trim()
-            elif width == 1:
+        if width == 1:
+            for sequence in sequences:
                 sequence.advance(1)
+        else:
+            device += self._do(self._writer.fold(counts))
+            for sequence, count in zip(sequences, counts, strict=True):
+                if count:
+                    sequence.advance(count)
+                    sequence.trim()
         now = perf_counter()
         stats = self._stats
         stats.rounds += 1
         stats.row_rounds += len(lanes)
         stats.decode_tokens += sum(counts)
-        stats.drafted_tokens += sum(map(len, drafts))
-        stats.accepted_tokens += sum(len(offer) - 1 for offer in offers)
+        if width > 1:
+            stats.drafted_tokens += sum(map(len, drafts))
+            stats.accepted_tokens += sum(map(len, offers)) - len(offers)
         for ticket, offer, step in zip(tickets, offers, steps, strict=True):
             ticket.decode_seconds += now - begin
             ticket.rounds += 1
@@ -414,7 +425,7 @@ class Core:
     @staticmethod
     def _publish(ticket: Ticket, step: Step) -> None:
         for delta in step.deltas:
-            ticket.mailbox.put(Output(delta.channel, delta.text))
+            ticket.mailbox.put_text(Output(delta.channel, delta.text))
 
     # The end of a request
 

@@ -47,6 +47,8 @@ class OutputSession:
         self._stop_ids = frozenset(stop_token_ids)
         self._raw = raw
         self._calls = calls and not raw
+        self._plain = not stop and not self._calls
+        """Is nothing looked for in the content?"""
         # A stop declared before the marker wins where both begin at one character.
         self._content_scanner = Scanner((*stop, CALL) if self._calls else stop)
         self._reasoning_scanner = Scanner((*reasoning_stop, CLOSE))
@@ -137,6 +139,9 @@ class OutputSession:
 
     def _route(self, text: str) -> None:
         """Publish `text` as far as it is decided, following channel changes and stops."""
+        if self._plain and self._channel is Channel.CONTENT and not self._skip_space:
+            self._publish(text)
+            return
         while text:
             if self._channel is Channel.TOOL:
                 size = self._call.feed(text)
