@@ -1,5 +1,6 @@
 """A loaded model with its frontend: messages in, events out."""
 
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -54,8 +55,15 @@ class Generation:
     """
 
     def __init__(
-        self, handle: Handle, prompt: Prompt, sampling: "SamplingParams", render_seconds: float
+        self,
+        handle: Handle,
+        prompt: Prompt,
+        sampling: "SamplingParams",
+        render_seconds: float,
+        engine: "Engine | None" = None,
     ) -> None:
+        """`engine` is kept alive until the answer is gone."""
+        self._engine = engine
         self.prompt = prompt
         self.sampling = sampling
         self.render_seconds = render_seconds
@@ -94,6 +102,8 @@ class Engine:
         self._artifact = artifact
         self._core = core
         self._lock = Lock()
+        # An engine that is dropped, or still open when Python ends, stops its worker.
+        self._finalizer = weakref.finalize(self, core.stop)
         self.frontend = frontend
         self.description = description
 
@@ -236,7 +246,7 @@ class Engine:
             reuse=options.prefix_reuse,
         )
         seconds = perf_counter() - begin
-        return Generation(self._core.submit(request, session), prompt, sampling, seconds)
+        return Generation(self._core.submit(request, session), prompt, sampling, seconds, self)
 
     def statistics(self) -> RuntimeStatistics:
         """What the engine has done since its start, and how things stand."""
@@ -249,7 +259,7 @@ class Engine:
     def close(self) -> None:
         """End all answers and release the model's memory. May be called more than once."""
         with self._lock:
-            self._core.stop()
+            self._finalizer()
             self._artifact.close()
 
     def __enter__(self) -> Self:

@@ -103,6 +103,7 @@ class Answerer:
                 generation.sampling,
                 description,
                 generation.render_seconds,
+                self._engine.statistics().decode_host_share,
                 self._print_token_ids,
             )
 

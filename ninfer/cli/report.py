@@ -15,9 +15,13 @@ def write_report(
     sampling: "SamplingParams",
     description: EngineDescription,
     render_seconds: float,
+    host_share: float | None,
     print_token_ids: bool,
 ) -> None:
-    """Print the report of one finished request, in columns 12 and 26 wide."""
+    """Print the report of one finished request, in columns 12 and 26 wide.
+
+    `host_share`: part of the decode time in which the model's kernels waited for the engine.
+    """
     total = render_seconds + statistics.prefill_seconds + statistics.decode_seconds
     computed = statistics.prompt_tokens - statistics.reused_tokens
     rows: list[tuple[str, str, str]] = [("phase", "detail", "elapsed/progress")]
@@ -30,6 +34,8 @@ def write_report(
         ("total", "", _seconds(total)),
     ]
     rows += [("summary", name, value) for name, value in _summary(statistics, sampling, description)]
+    if host_share is not None:
+        rows.append(("summary", "host share of decode", f"{100 * host_share:.1f} %"))
     for phase, detail, value in rows:
         print(f"{phase:<12}{detail:<26}{value}".rstrip(), file=stream)
 

@@ -40,7 +40,7 @@ class Mailbox:
             self.deliver()
 
     def put_text(self, event: Event) -> None:
-        """Add an event that may wait a moment for others; `deliver` must follow if the next one is not near."""
+        """Add an event that may wait a moment for others; if the next one is not near, `deliver` must follow."""
         if not self.ended:
             self._held.append(event)
             if perf_counter() - self._woken > _WAKE_EVERY:
