@@ -84,7 +84,7 @@ def serial(name: str, asks: list[Ask], **options) -> list[Reply]:
 def concurrent(name: str, asks: list[Ask], rows: int, seed: int, **options) -> tuple[list[list[int]], int]:
     """Ids by request, and tokens reused; each request comes from a thread of its own after a while."""
     rng = random.Random(seed)
-    delays = [rng.uniform(0, 0.15) for _ in asks]
+    delays = [rng.uniform(0, 0.03) for _ in asks]  # more than can be answered meanwhile
     with (
         Desk(loaded(name), concurrency=rows, capacity=rows * 512, **options) as desk,
         ThreadPoolExecutor(len(asks)) as threads,

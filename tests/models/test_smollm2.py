@@ -8,9 +8,11 @@ import torch
 from tokenizers import Tokenizer
 
 from ninfer import models
+from ninfer.api import Done, Engine, EngineOptions, GenerationOptions, Output, Statistics
 from ninfer.artifact import Artifact
 from ninfer.convert import ensure_artifact
 from ninfer.engine import Core
+from ninfer.formats import KvFormat
 from ninfer.runtime import Limits, Program, Scoring, plan_model
 from tests.engine.harness import Session, drain, request
 
@@ -61,6 +63,54 @@ def test_the_artifact_has_the_references_weights(artifact_path: Path) -> None:
         logits = hf(torch.tensor([tokens]), use_cache=False).logits[0, :-1]
     theirs = -torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:]), reduction="none")
     assert (ours - theirs).abs().max() < 0.01
+
+
+@pytest.fixture(scope="module")
+def by_format(artifact_path: Path) -> dict[KvFormat, float]:
+    """Perplexity of a short text with every KV format."""
+    with Artifact.open(artifact_path) as artifact:
+        tokens = text_tokens(artifact)[:1200]
+        model = models.load(artifact)
+    return {
+        kv_format: math.exp(-Scoring(model, len(tokens), kv_format=kv_format).score(tokens).mean(dtype=float))
+        for kv_format in KvFormat
+    }
+
+
+@pytest.mark.parametrize(
+    ("kv_format", "limit"),
+    [(KvFormat.INT8, 0.002), (KvFormat.FP8, 0.005), (KvFormat.NVFP4, 0.03), (KvFormat.K8V4, 0.03)],
+)
+def test_quantized_kv_costs_little(by_format, kv_format: KvFormat, limit: float) -> None:
+    """The first two are promises, the others catch a broken codec."""
+    assert abs(by_format[kv_format] / by_format[KvFormat.BF16] - 1) < limit
+
+
+def test_a_conversation_computes_only_what_is_new(artifact_path: Path) -> None:
+    """Continued, after a cancelled turn, and with its last message edited."""
+    options = EngineOptions(max_context=1024, prefill_chunk=128)
+    greedy = GenerationOptions(max_new=12, temperature=0)
+    with Engine.load(artifact_path, options) as engine:
+        text = TEXT.read_text(encoding="utf-8")[:2000]
+        turn = [{"role": "user", "content": f"{text}\n\nWhat is this about?"}]
+
+        def ask(*messages: str) -> Statistics:
+            asked = [*turn, *({"role": "user", "content": message} for message in messages)]
+            done = list(engine.chat(asked, greedy))[-1]
+            assert isinstance(done, Done)
+            return done.statistics
+
+        first = ask()
+        assert first.reused_tokens == 0
+        turn.append({"role": "assistant", "content": engine.chat(turn, greedy).text()})
+        second = ask("Who reads it?")
+        assert second.reused_tokens >= first.prompt_tokens
+        story = engine.chat([*turn, {"role": "user", "content": "Tell me a long story."}], greedy)
+        for event in story:
+            if isinstance(event, Output):
+                story.cancel()
+        for other in (ask("Who reads it?"), ask("Who wrote it, and when?")):
+            assert other.prompt_tokens - other.reused_tokens < 0.1 * first.prompt_tokens
 
 
 def test_decode_follows_prefill(artifact_path: Path) -> None:
