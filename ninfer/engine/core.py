@@ -263,9 +263,9 @@ class Core:
         """Have the Program do a unit; its results stand in `_tokens` and `_produced`. Device seconds."""
         egress = self._run(record)
         if egress is not self._egress:
-            self._egress, self._seconds = egress, egress["seconds"]
-            self._tokens, self._produced = egress["tokens"][0], egress["produced"][0]
-        return self._seconds.item()
+            self._egress, self._seconds = egress, memoryview(egress["seconds"])
+            self._tokens, self._produced = memoryview(egress["tokens"][0]), memoryview(egress["produced"][0])
+        return self._seconds[0]
 
     def _prefill(self) -> None:
         [lane] = [i for i, t in enumerate(self._lanes) if t is not None and t.state is State.PREFILL]

@@ -9,7 +9,7 @@ from time import perf_counter
 
 from ninfer.engine.events import Done, Event, PromptProgress
 
-_WAKE_EVERY = 5e-3
+_WAKE_EVERY = 10e-3
 """Seconds between wake-ups of a consumer by text. One costs the worker 30 us, of rounds that take 3 ms."""
 
 
@@ -40,7 +40,7 @@ class Mailbox:
             self.deliver()
 
     def put_text(self, event: Event) -> None:
-        """Add an event that may wait a moment for others; if the next one is not near, `deliver` must follow."""
+        """Add an event that may wait for the next ones; if none is near, `deliver` must follow."""
         if not self.ended:
             self._held.append(event)
             if perf_counter() - self._woken > _WAKE_EVERY:

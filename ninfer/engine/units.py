@@ -36,6 +36,10 @@ class UnitWriter:
         self._record = ingress(shape) if record is None else record
         only = self._record[0]
         self._fields = {name: only[name] for name in only.dtype.names or ()}
+        # Single numbers through NumPy cost a multiple of that.
+        self._tokens, self._positions = memoryview(only["tokens"]), memoryview(only["positions"])
+        self._places = memoryview(only["draw_position"])
+        self._sources, self._targets = memoryview(only["source_slots"]), memoryview(only["target_slots"])
         self._round: tuple[object, ...] = ()
 
     def prefill(self, lane: int, ticket: Ticket, end: int) -> np.ndarray:
@@ -85,9 +89,9 @@ class UnitWriter:
             sequence = self._sequence(ticket)
             begin, frontier = row * width, sequence.frontier
             if sequence.recurrent:
-                f["source_slots"][row], f["target_slots"][row] = sequence.source, sequence.target
-            f["tokens"][begin] = sequence.ledger[frontier]
-            f["positions"][begin] = f["draw_position"][begin] = frontier
+                self._sources[row], self._targets[row] = sequence.source, sequence.target
+            self._tokens[begin] = sequence.ledger[frontier]
+            self._positions[begin] = self._places[begin] = frontier
             if width == 1:
                 continue
             for column, token in enumerate(draft, 1):

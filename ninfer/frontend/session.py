@@ -77,7 +77,7 @@ class OutputSession:
     @property
     def closer_due(self) -> bool:
         """Whether the thinking budget is used up and `closer` has to be committed next."""
-        return self.finish is None and self.thinking_remaining == 0
+        return self._budget is not None and self.finish is None and self.thinking_remaining == 0
 
     @property
     def _thinking(self) -> bool:
@@ -95,12 +95,13 @@ class OutputSession:
         self._require_open()
         committed = 0
         for token_id in token_ids:
-            text = self._text.push(token_id) if token_id not in self._stop_ids else ""
+            stops = token_id in self._stop_ids
+            text = "" if stops else self._text.push(token_id)
             committed += 1
-            if self._thinking:
+            if self._channel is Channel.REASONING:
                 self.reasoning_tokens += 1
                 self.thinking_model_tokens += 1
-            if token_id in self._stop_ids:
+            if stops:
                 self._flush()
                 self.finish = FinishReason.STOP_TOKEN
             elif text:
