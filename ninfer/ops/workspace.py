@@ -17,9 +17,14 @@ _KEYS = 512
 
 
 def linear_bytes(columns: int, inputs: int, outputs: int, size: int) -> int:
-    """Inputs as float32, a panel of the matrix, its product in two types, the output."""
+    """Inputs as float32, a panel of the matrix, its product in two types, the output; where the processor has
+    matrix tiles, inputs in tiles of both orders and the threads' decoded panels instead, if that is more."""
+    from ninfer.ops.cpu.wide import scratch_bytes
+
     part = min(_PANEL, outputs)
-    return columns * (4 * inputs + 6 * part + size * outputs) + 4 * part * inputs
+    panels = columns * (4 * inputs + 6 * part) + 4 * part * inputs
+    tiles = torch.get_num_threads() * scratch_bytes(columns) + 2 * -(-columns // 16) * 1024 * -(-inputs // 32)
+    return max(panels, tiles) + columns * size * outputs
 
 
 def swiglu_bytes(columns: int, inputs: int, outputs: int, size: int) -> int:

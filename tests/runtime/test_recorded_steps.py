@@ -86,5 +86,5 @@ def test_replayed_rounds_are_bit_for_bit_those_of_the_operators(name: str, colum
             assert mine.tobytes() == other.tobytes(), (rows, call)
             assert_same(replayed.memory(), plain.memory(), (rows, call))
     for (rows, _), step in replayed.program._rounds.items():
-        # More columns than that are products of PyTorch.
-        assert step.recorded == (rows * columns <= 16), (rows, step.obstacle)
+        # More columns than that are products of PyTorch, where there are no matrix tiles.
+        assert step.recorded or rows * columns > 16, (rows, step.obstacle)
