@@ -293,7 +293,8 @@ class Core:
             self._queue.changed = True
             ticket.state = State.DECODE_READY
             ticket.first_token = now
-            self._take_output(ticket, self._tokens[:1].tolist())
+            first = [self._tokens[0]]
+            self._settle(ticket, first, self._preview(ticket, first))
 
     def _decode(self) -> None:
         """One round of all requests that are ready for it."""
@@ -393,9 +394,6 @@ class Core:
         ]
 
     # Output
-
-    def _take_output(self, ticket: Ticket, tokens: list[int]) -> None:
-        self._settle(ticket, tokens, self._preview(ticket, tokens))
 
     def _preview(self, ticket: Ticket, tokens: list[int]) -> Step | Exception:
         """How many of the tokens belong to the output, and what they mean; an error is the request's own."""
