@@ -106,7 +106,12 @@ def main() -> None:
     parser.add_argument("--kv-dtype", default="bf16")
     args = parser.parse_args()
     options = EngineOptions(
-        max_context=4096, max_concurrency=8, kv_capacity=4 * 4096, kv_dtype=args.kv_dtype, max_pending=8
+        max_context=4096,
+        prefill_chunk=512,
+        max_concurrency=8,
+        kv_capacity=4 * 4096,
+        kv_dtype=args.kv_dtype,
+        max_pending=8,
     )
     with Engine.load(args.artifact, options) as engine:
         print(f"{engine.description.name}, {engine.description.threads} threads, KV {args.kv_dtype}")

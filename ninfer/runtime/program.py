@@ -64,7 +64,7 @@ class Program:
 
     Pages and slots belong to whoever writes the records: nothing is checked or cleared here. A unit reads
     source slots and committed positions and writes target slots and positions behind them, so that a unit
-    whose results are dropped has changed nothing that counts, but for the penalty counts of the tokens it fed.
+    whose results are dropped has changed nothing that counts but the penalty counts of the tokens it fed.
     """
 
     def __init__(self, model: Model, plan: Plan) -> None:
