@@ -8,7 +8,7 @@
                 print(event.text, end="")
 
 Importing this package is light: the names below arrive when they are first used. What goes wrong for a reason
-outside the code is an `NInferError`, whose text is one sentence.
+outside the code is an `NInferError`, whose text is one sentence; its kinds are in `ninfer.errors`.
 """
 
 from importlib import import_module
@@ -21,13 +21,19 @@ if TYPE_CHECKING:
         Channel,
         Done,
         Engine,
+        EngineDescription,
         EngineOptions,
+        Event,
         FinishReason,
+        Generation,
         GenerationOptions,
+        Health,
         Output,
         PromptProgress,
+        RuntimeStatistics,
         Started,
         Statistics,
+        ThinkingReport,
     )
 
 __version__ = "0.1.0"
@@ -35,14 +41,20 @@ __all__ = [
     "Channel",
     "Done",
     "Engine",
+    "EngineDescription",
     "EngineOptions",
+    "Event",
     "FinishReason",
+    "Generation",
     "GenerationOptions",
+    "Health",
     "NInferError",
     "Output",
     "PromptProgress",
+    "RuntimeStatistics",
     "Started",
     "Statistics",
+    "ThinkingReport",
 ]
 
 

@@ -3,7 +3,17 @@
 from ninfer.api.engine import Engine, EngineDescription, Generation
 from ninfer.api.options import EngineOptions, GenerationOptions, ScorerOptions
 from ninfer.api.scorer import Scorer, ScorerDescription
-from ninfer.engine import Done, Event, Output, PromptProgress, Started, Statistics
+from ninfer.engine import (
+    Done,
+    Event,
+    Health,
+    Output,
+    PromptProgress,
+    RuntimeStatistics,
+    Started,
+    Statistics,
+    ThinkingReport,
+)
 from ninfer.events import Channel, FinishReason
 
 __all__ = [
@@ -16,11 +26,14 @@ __all__ = [
     "FinishReason",
     "Generation",
     "GenerationOptions",
+    "Health",
     "Output",
     "PromptProgress",
+    "RuntimeStatistics",
     "Scorer",
     "ScorerDescription",
     "ScorerOptions",
     "Started",
     "Statistics",
+    "ThinkingReport",
 ]

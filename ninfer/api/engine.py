@@ -4,6 +4,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
@@ -60,10 +61,7 @@ class Generation:
         prompt: Prompt,
         sampling: "SamplingParams",
         render_seconds: float,
-        engine: "Engine | None" = None,
     ) -> None:
-        """`engine` is kept alive until the answer is gone."""
-        self._engine = engine
         self.prompt = prompt
         self.sampling = sampling
         self.render_seconds = render_seconds
@@ -157,7 +155,7 @@ class Engine:
                 prefill_chunk=options.prefill_chunk,
                 max_concurrency=options.max_concurrency,
                 kv_capacity=options.kv_capacity,
-                state_slots=options.state_slots,
+                state_slots=options.state_slots if options.prefix_reuse else 0,
                 headroom=headroom,
                 span=max(1, len(frontend.thinking_closer)),
             ),
@@ -216,16 +214,17 @@ class Engine:
     def generate(
         self, prompt: Prompt | Sequence[int], options: GenerationOptions | None = None
     ) -> Generation:
-        """Continue a rendered prompt (`frontend.render`) or plain token ids.
+        """Continue a rendered prompt (`frontend.render`) or token ids (`frontend.encode`).
 
         The request is queued at once. Raises `ContextLengthError` for a prompt that is too long,
         `ThinkingBudgetError`, `OptionError`, `OverloadedError` when too many requests wait, and
         `UnavailableError` once the engine is closed or has failed; the events may end with
         `QueueTimeoutError` or `UnavailableError`.
         """
+        begin = perf_counter()
         if not isinstance(prompt, Prompt):
-            prompt = Prompt(list(prompt), "", starts_in_thinking=False)
-        return self._submit(prompt, options or GenerationOptions(), perf_counter())
+            prompt = Prompt(_token_ids(prompt), "", starts_in_thinking=False)
+        return self._submit(prompt, options or GenerationOptions(), begin)
 
     def _submit(self, prompt: Prompt, options: GenerationOptions, begin: float) -> Generation:
         sampling = options.sampling(self.frontend.preset(thinking=prompt.starts_in_thinking))
@@ -246,7 +245,9 @@ class Engine:
             reuse=options.prefix_reuse,
         )
         seconds = perf_counter() - begin
-        return Generation(self._core.submit(request, session), prompt, sampling, seconds, self)
+        handle = self._core.submit(request, session)
+        handle.owner = self
+        return Generation(handle, prompt, sampling, seconds)
 
     def statistics(self) -> RuntimeStatistics:
         """What the engine has done since its start, and how things stand."""
@@ -269,6 +270,16 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _token_ids(prompt: Sequence[int]) -> list[int]:
+    try:
+        return [*map(index, prompt)]
+    except TypeError:
+        raise OptionError(
+            "a prompt is a sequence of token ids or comes from frontend.render; frontend.encode gives the "
+            "ids of a text, and chat takes messages"
+        ) from None
 
 
 def _frontend(artifact: Artifact, chat_template: str | None) -> Frontend:

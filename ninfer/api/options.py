@@ -57,7 +57,7 @@ class EngineOptions:
         _check(self, "prefill_chunk", Integral, 1, _U32)
         _check(self, "max_concurrency", Integral, 1, 8)
         if self.kv_capacity != "auto":
-            _check(self, "kv_capacity", Integral, 1, _U32)
+            _check(self, "kv_capacity", Integral, 1, _U32, 'a whole number (or "auto")')
             if self.headroom_mib is not None:
                 raise OptionError('headroom_mib needs kv_capacity "auto"')
         _check(self, "headroom_mib", Integral, 0, _U32)
@@ -68,6 +68,11 @@ class EngineOptions:
         _check(self, "max_pending", Integral, 0, _U32)
         if self.pending_timeout is not None:
             _check(self, "pending_timeout", Real, 0, _U32)
+            if self.pending_timeout == 0:
+                raise OptionError("pending_timeout must be above 0 seconds, or None to wait for ever")
+        _check_flags(self, "prefix_reuse")
+        if self.state_slots and not self.prefix_reuse:
+            raise OptionError("state_slots needs prefix_reuse; switch it on or leave the slots out")
         _check(self, "threads", Integral, 1, _MAX_THREADS)
 
 
@@ -127,6 +132,14 @@ class GenerationOptions:
         _check(self, "seed", Integral, 0, 2**64 - 1)
         _check(self, "presence_penalty", Real, -2, 2)
         _check(self, "frequency_penalty", Real, -2, 2)
+        _check_flags(self, "raw", "prefix_reuse")
+        if self.thinking is not None:
+            _check_flags(self, "thinking")
+        for name in ("stop", "reasoning_stop"):
+            if isinstance(getattr(self, name), str):
+                raise OptionError(
+                    f"{name} must be a sequence of strings, not one string; put it into a tuple"
+                )
         if self.thinking_budget is not None and (self.thinking is False or self.reasoning_effort == "none"):
             raise OptionError("a thinking budget needs thinking; drop the budget or switch thinking on")
         if self.thinking is False and self.reasoning_effort not in (None, "none"):
@@ -142,11 +155,17 @@ class GenerationOptions:
         return SamplingParams(**{name: getattr(merged, name) for name in names}, seed=self.seed)
 
 
-def _check(options: object, name: str, kind: type, low: int, high: int) -> None:
+def _check_flags(options: object, *names: str) -> None:
+    for name in names:
+        if not isinstance(value := getattr(options, name), bool):
+            raise OptionError(f"{name} must be True or False, not {value!r:.80}")
+
+
+def _check(options: object, name: str, kind: type, low: int, high: int, what: str | None = None) -> None:
     """OptionError unless the field is such a number in [low, high], or None where that is the default."""
     if getattr(options, name) is getattr(type(options), name) is None:
         return
     value: Any = getattr(options, name)
     if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
-        what = "a whole number" if kind is Integral else "a number"
+        what = what or ("a whole number" if kind is Integral else "a number")
         raise OptionError(f"{name} must be {what} between {low} and {high}, not {value!r:.80}")

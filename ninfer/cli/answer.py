@@ -29,7 +29,7 @@ def load(model: Path, options: EngineOptions, quiet: bool) -> Engine:
     if not quiet:
         d = engine.description
         print(
-            f"{d.name}: {d.architecture} on {d.device} ({d.threads} threads), weights "
+            f"{d.name}: {d.architecture} on {d.device} ({d.threads} thread{'s' * (d.threads > 1)}), weights "
             f"{d.weight_bytes / 2**20:.0f} MiB, context {d.max_context}, loaded in {d.load_seconds:.2f} s\n"
             f"{d.memory}",
             file=sys.stderr,

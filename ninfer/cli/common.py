@@ -1,9 +1,10 @@
 """What every program shares: number options, and one place that turns errors into exit codes."""
 
+import contextlib
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import typer
@@ -30,6 +31,20 @@ def whole(flag: str, help: str) -> Any:
 def number(flag: str, help: str) -> Any:
     """An option that takes a real number; its range is checked by the room that owns it."""
     return typer.Option(flag, parser=_number, metavar="F", help=help)
+
+
+@contextlib.contextmanager
+def flags(**names: str) -> Iterator[None]:
+    """Inside, an error about a Python option's value becomes one about its flag; `names` are those flags that
+    are called otherwise than their option."""
+    try:
+        yield
+    except OptionError as error:
+        name, must, rest = str(error).partition(" must be ")
+        if not must or not name.isidentifier():
+            raise
+        flag = names.get(name, "--" + name.replace("_", "-"))
+        raise OptionError(f"{flag}{must}{rest}") from None
 
 
 def run(

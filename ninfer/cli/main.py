@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ninfer.cli.common import number, program, run, whole
+from ninfer.cli.common import flags, number, program, run, whole
 from ninfer.errors import OptionError
 from ninfer.formats import KvFormat
 
@@ -94,10 +94,12 @@ def ninfer(
         int | None, whole("--thinking-budget", "Close the thinking block after N tokens.")
     ] = None,
     stop: Annotated[
-        list[str] | None, typer.Option("--stop", help="Stop before this text in the answer (repeatable).")
+        list[str] | None,
+        typer.Option("--stop", help="Stop before this text in the answer (repeatable).", metavar="TEXT"),
     ] = None,
     reasoning_stop: Annotated[
-        list[str] | None, typer.Option("--reasoning-stop", help="Stop before this text in the reasoning.")
+        list[str] | None,
+        typer.Option("--reasoning-stop", help="Stop before this text in the reasoning.", metavar="TEXT"),
     ] = None,
     stop_token_id: Annotated[
         list[int] | None, whole("--stop-token-id", "Stop at this token id (repeatable).")
@@ -135,36 +137,37 @@ def ninfer(
     from ninfer.api import EngineOptions, GenerationOptions
     from ninfer.cli.answer import Answerer, load
 
-    options = GenerationOptions(
-        max_new=_DEFAULT_MAX_NEW if max_new is None and one_shot else max_new,
-        temperature=0.0 if greedy else temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-        thinking=False if no_thinking else None,
-        reasoning_effort=reasoning_effort,
-        thinking_budget=thinking_budget,
-        stop=tuple(stop or ()),
-        reasoning_stop=tuple(reasoning_stop or ()),
-        stop_token_ids=tuple(stop_token_id or ()),
-        raw=raw_output,
-    )
-    engine_options = EngineOptions(
-        max_context=max_context,
-        prefill_chunk=prefill_chunk,
-        max_concurrency=max_concurrency,
-        kv_capacity=_capacity(kv_capacity),
-        headroom_mib=headroom_mib,
-        kv_dtype=kv_dtype,
-        state_slots=device_state_slots,
-        prefix_reuse=not no_prefix_reuse,
-        turn_anchors=turn_anchors,
-        chat_template=None if chat_template is None else _read_text(chat_template, "chat template"),
-        threads=threads,
-    )
+    with flags(state_slots="--device-state-slots", headroom_mib="--vram-headroom-mib"):
+        options = GenerationOptions(
+            max_new=_DEFAULT_MAX_NEW if max_new is None and one_shot else max_new,
+            temperature=0.0 if greedy else temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            seed=seed,
+            thinking=False if no_thinking else None,
+            reasoning_effort=reasoning_effort,
+            thinking_budget=thinking_budget,
+            stop=tuple(stop or ()),
+            reasoning_stop=tuple(reasoning_stop or ()),
+            stop_token_ids=tuple(stop_token_id or ()),
+            raw=raw_output,
+        )
+        engine_options = EngineOptions(
+            max_context=max_context,
+            prefill_chunk=prefill_chunk,
+            max_concurrency=max_concurrency,
+            kv_capacity=_capacity(kv_capacity),
+            headroom_mib=headroom_mib,
+            kv_dtype=kv_dtype,
+            state_slots=device_state_slots,
+            prefix_reuse=not no_prefix_reuse,
+            turn_anchors=turn_anchors,
+            chat_template=None if chat_template is None else _read_text(chat_template, "chat template"),
+            threads=threads,
+        )
     quiet = log_level in _LOG_LEVELS[_LOG_LEVELS.index("warning") :]
     with load(model, engine_options, quiet=quiet) as engine:
         answerer = Answerer(engine, options, print_token_ids=print_token_ids, quiet=quiet, chat=not one_shot)

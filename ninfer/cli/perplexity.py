@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ninfer.cli.common import program, run, whole
+from ninfer.cli.common import flags, program, run, whole
 from ninfer.errors import OptionError
 from ninfer.formats import KvFormat
 
@@ -79,7 +79,8 @@ def perplexity(
         texts = read_text(text)
     read_seconds = perf_counter() - mark
     quiet = log_level in _LOG_LEVELS[_LOG_LEVELS.index("warning") :]
-    options = ScorerOptions(context=context, kv_dtype=kv_dtype, threads=threads)
+    with flags():
+        options = ScorerOptions(context=context, kv_dtype=kv_dtype, threads=threads)
     with conversion_progress(quiet) as progress:
         scorer = Scorer.load(model, options, progress=progress)
     with scorer:

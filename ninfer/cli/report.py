@@ -44,8 +44,9 @@ def write_line(stream: TextIO, statistics: Statistics, description: EngineDescri
     """Print what a chat should know after an answer; if `quiet`, only that its context is full."""
     used = min(statistics.prompt_tokens + statistics.generated_tokens, description.max_context)
     if not quiet:
+        reused = f"reused {statistics.reused_tokens}, " if statistics.reused_tokens else ""
         print(
-            f"[{statistics.generated_tokens} tokens, {_rate(statistics.decode_rate)}, "
+            f"[{statistics.generated_tokens} tokens, {_rate(statistics.decode_rate)}, {reused}"
             f"context {used} of {description.max_context}, {statistics.finish_reason.value}]",
             file=stream,
         )

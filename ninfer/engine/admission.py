@@ -119,7 +119,7 @@ class Admission:
             return False
         ticket.sequence = sequence = Sequence(self._pools, request.prompt, entitlement, match)
         ticket.reused = sequence.frontier
-        if reuse and self._pools.recurrent:
+        if reuse and self._plan.snapshots:  # a cut costs a pass and is for nothing without them
             marks = request.marks
             ticket.taps = plan_taps(
                 prompt_tokens=len(request.prompt),

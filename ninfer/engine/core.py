@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from threading import Condition, Thread
+from threading import Condition, Thread, current_thread
 from time import monotonic, perf_counter
 
 import numpy as np
@@ -142,7 +142,9 @@ class Core:
         with self._condition:
             self._stopping = True
             self._condition.notify()
-        self._thread.join()
+        # The collector may drop an engine, and so stop it, in any thread.
+        if self._thread is not current_thread():
+            self._thread.join()
         self._run = _gone
 
     def _cancel(self, ticket: Ticket, *, gone: bool) -> None:

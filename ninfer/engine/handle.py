@@ -20,6 +20,8 @@ class Handle:
     """
 
     def __init__(self, mailbox: Mailbox, cancel: Callable[[], None], release: Callable[[], None]) -> None:
+        self.owner: object = None
+        """Kept alive with the handle and its iterators: what would end the request by being collected."""
         self._mailbox = mailbox
         self._cancel = cancel
         self._finalizer = weakref.finalize(self, release)

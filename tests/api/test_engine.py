@@ -6,11 +6,22 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import ninfer
-from ninfer import Done, Engine, EngineOptions, FinishReason, GenerationOptions, Output, Started
+from ninfer import (
+    Done,
+    Engine,
+    EngineOptions,
+    FinishReason,
+    Generation,
+    GenerationOptions,
+    Output,
+    PromptProgress,
+    Started,
+)
 from ninfer.api import Event
 from ninfer.errors import ContextLengthError, OptionError, OverloadedError, UnavailableError
 
@@ -129,6 +140,51 @@ def test_plain_tokens_are_continued(engine: Engine):
     assert len(ids(events)) == 3
     with pytest.raises(OptionError, match="not below"):
         engine.generate([5, 1 << 20])
+
+
+@pytest.mark.parametrize("prompt", ["Hello", [1.5, 2], None, [None], 7, torch.tensor([0.5])])
+def test_a_prompt_that_is_no_token_ids_is_refused_and_hurts_nobody(engine: Engine, prompt):
+    with pytest.raises(OptionError, match="sequence of token ids"):
+        engine.generate(prompt)
+    assert ids(answer(engine))
+
+
+def test_token_ids_of_any_integer_kind_are_one_prompt(engine: Engine):
+    options = GenerationOptions(max_new=3, temperature=0)
+    kinds = [5, 6, 7], np.array([5, 6, 7]), torch.tensor([5, 6, 7]), (5, 6, 7)
+    events = [list(engine.generate(kind, options)) for kind in kinds]  # type: ignore[arg-type]
+    assert len({ids(one) for one in events}) == 1
+
+
+def test_events_keep_their_engine_alive(tiny: Path):
+    """Also where nothing but the loop over its events holds an answer, and so its engine."""
+
+    def chat() -> Generation:
+        return Engine.load(tiny, EngineOptions(threads=1)).chat(HELLO, GenerationOptions(max_new=6))
+
+    async def collect() -> list[Event]:
+        return [event async for event in chat()]
+
+    before = threading.active_count()
+    assert len(ids(list(chat()))) == len(ids(asyncio.run(collect()))) == 6
+    gc.collect()
+    assert threading.active_count() == before
+
+
+def test_without_reuse_no_states_are_kept_and_no_chunk_is_cut_for_them(tiny: Path):
+    turns = [*HELLO, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Tell me."}]
+
+    def load(**options) -> tuple[str, int]:
+        with Engine.load(tiny, EngineOptions(threads=1, **options)) as engine:
+            list(engine.chat(turns, GenerationOptions(max_new=1)))
+            steps = [
+                e for e in engine.chat(turns, GenerationOptions(max_new=1)) if isinstance(e, PromptProgress)
+            ]
+            return engine.description.memory, steps[0].processed_tokens - steps[0].prompt_tokens
+
+    assert "2 + 0 of" in load(prefix_reuse=False)[0]
+    assert "2 + 5 of" in load()[0]
+    assert load(state_slots=0)[1] == 0
 
 
 def test_errors_come_at_once(engine: Engine):

@@ -45,6 +45,26 @@ def test_numbers_have_ranges_and_types(kind, name, low, high):
             kind(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        (EngineOptions, {"kv_capacity": "all"}, 'kv_capacity must be a whole number (or "auto") between'),
+        (EngineOptions, {"headroom_mib": 5}, 'headroom_mib needs kv_capacity "auto"'),
+        (EngineOptions, {"pending_timeout": 0}, "pending_timeout must be above 0 seconds, or None"),
+        (EngineOptions, {"prefix_reuse": "no"}, "prefix_reuse must be True or False, not 'no'"),
+        (EngineOptions, {"prefix_reuse": False, "state_slots": 2}, "state_slots needs prefix_reuse"),
+        (GenerationOptions, {"thinking": "yes"}, "thinking must be True or False, not 'yes'"),
+        (GenerationOptions, {"raw": 1}, "raw must be True or False, not 1"),
+        (GenerationOptions, {"stop": "end"}, "stop must be a sequence of strings, not one string"),
+        (GenerationOptions, {"reasoning_stop": "x"}, "reasoning_stop must be a sequence of strings"),
+    ],
+)
+def test_what_is_no_number_has_its_rule_too(kind, options, words):
+    with pytest.raises(OptionError) as error:
+        kind(**options)
+    assert words in str(error.value)
+
+
 def test_thinking_options_must_agree():
     off: list[dict[str, Any]] = [{"thinking": False}, {"reasoning_effort": "none"}]
     for options in off:

@@ -98,7 +98,7 @@ def test_the_prompt_may_come_from_stdin(ninfer, tiny, monkeypatch):
 def test_threads(ninfer, tiny):
     before = torch.get_num_threads()
     try:
-        assert "(1 threads)" in ninfer(tiny, "--prompt", "Hi", "--max-new", 1, "--threads", 1).err
+        assert "(1 thread)" in ninfer(tiny, "--prompt", "Hi", "--max-new", 1, "--threads", 1).err
     finally:
         torch.set_num_threads(before)
 
@@ -152,14 +152,22 @@ def test_a_prompt_may_fill_the_context_but_not_exceed_it(ninfer, tiny):
         (["--stop-token-id", "1", "--stop-token-id", "+2"], ["--stop-token-id", "'+2'"]),
         (["--top-k", "9" * 5000], ["--top-k", "is not a whole number"]),
         (["--min-p", "half"], ["--min-p", "'half' is not a number"]),
-        (["--prompt", "x", "--threads", "100000"], ["threads", "between 1 and 1024"]),
+        (["--prompt", "x", "--threads", "100000"], ["--threads must be", "between 1 and 1024"]),
         (["--prompt", "x", "--temperature", "nan"], ["temperature must be a number between 0 and 2"]),
         (["--prompt", "x", "--temperature", "3"], ["temperature must be a number between 0 and 2", "3.0"]),
-        (["--prompt", "x", "--top-k", "21"], ["top_k must be a whole number between 0 and 20"]),
+        (["--prompt", "x", "--top-k", "21"], ["error: --top-k must be a whole number between 0 and 20"]),
         (["--prompt", "x", "--seed", str(2**64)], ["seed"]),
         (["--prompt", "x", "--stop", ""], ["stop string"]),
         (["--prompt", "x", "--kv-dtype", "int9"], ["invalid --kv-dtype: int9; use one of bf16"]),
         (["--prompt", "x", "--prefill-chunk", "100"], ["multiple of 128"]),
+        (["--prompt", "x", "--kv-capacity", "many"], ["invalid --kv-capacity: many; give a number of"]),
+        (["--prompt", "x", "--kv-capacity", "100"], ["at least --max-context: 100 is less than 512"]),
+        (["--prompt", "x", "--kv-capacity", "999999999"], ["MiB are needed", "lower --kv-capacity"]),
+        (["--prompt", "x", "--vram-headroom-mib", "9"], ["requires --kv-capacity auto"]),
+        (["--prompt", "x", "--max-concurrency", "9"], ["error: --max-concurrency must be", "1 and 8"]),
+        (["--prompt", "x", "--device-state-slots", "5000"], ["error: --device-state-slots must be"]),
+        (["--prompt", "x", "--turn-anchors", "5000"], ["error: --turn-anchors must be"]),
+        (["--prompt", "x", "--no-prefix-reuse", "--device-state-slots", "1"], ["drop one of them"]),
         (["--prompt", "x", "--max-context", "513"], ["513", "512"]),
         (["--prompt", "x", "--log-level", "loud"], ["log level"]),
         (["--prompt", "x", "--no-thinking", "--reasoning-effort", "high"], ["'high' needs thinking"]),
