@@ -169,3 +169,5 @@ def _check(options: object, name: str, kind: type, low: int, high: int, what: st
     if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
         what = what or ("a whole number" if kind is Integral else "a number")
         raise OptionError(f"{name} must be {what} between {low} and {high}, not {value!r:.80}")
+    # NumPy's numbers are not quite like Python's (sums wrap, truth values don't count).
+    object.__setattr__(options, name, int(value) if kind is Integral else float(value))

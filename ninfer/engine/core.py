@@ -36,6 +36,8 @@ from ninfer.runtime.pages import PagePool
 from ninfer.runtime.plan import Plan
 from ninfer.runtime.slots import SlotPool
 
+_FORKED = "the engine works in the process that this one was forked from"
+
 
 class Core:
     """Serves requests on a Program, reached through `run`: an ingress record in, an egress record out."""
@@ -135,7 +137,10 @@ class Core:
         with self._condition:
             if self._error is not None:
                 return Health(False, f"the engine has failed: {_name(self._error)}")
-            return Health(not self._stopping, "the engine is closed" if self._stopping else None)
+            if self._stopping:
+                return Health(False, "the engine is closed")
+            alive = self._thread.is_alive()
+            return Health(alive, None if alive else _FORKED)
 
     def stop(self) -> None:
         """End every request with an error and wait for the unit under way. May be called more than once."""
@@ -162,6 +167,8 @@ class Core:
             raise UnavailableError(f"the engine has failed ({_name(self._error)}); load the model again")
         if self._stopping:
             raise UnavailableError("the engine is closed; load the model again")
+        if not self._thread.is_alive():
+            raise UnavailableError(f"{_FORKED}; load the model in this one")
 
     # The worker
 

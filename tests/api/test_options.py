@@ -34,7 +34,9 @@ REAL = {"temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"
 @pytest.mark.parametrize(("kind", "name", "low", "high"), BOUNDS, ids=[case[1] for case in BOUNDS])
 def test_numbers_have_ranges_and_types(kind, name, low, high):
     for value in (low, high, np.int64(low)):
-        assert getattr(kind(**{name: value}), name) == value
+        taken = getattr(kind(**{name: value}), name)
+        assert taken == value
+        assert type(taken) is (float if name in REAL else int)
     wrong = [low - 1, high + 1, float("nan"), float("inf"), "1", True, [1]]
     if name not in REAL:
         wrong.append(1.5)

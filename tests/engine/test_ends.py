@@ -2,8 +2,9 @@
 
 import asyncio
 import gc
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic, sleep
 
@@ -11,7 +12,7 @@ import pytest
 
 from ninfer.engine import Core, Done, Event, Handle, Output, Policy, Started
 from ninfer.errors import OverloadedError, QueueTimeoutError, UnavailableError
-from ninfer.events import FinishReason
+from ninfer.events import FinishReason, Step
 from ninfer.runtime.records import Unit
 from tests.engine.guesses import Guesses
 from tests.engine.harness import Gate, Session, drain, request, settle
@@ -500,6 +501,38 @@ def test_stopping_ends_what_runs_and_what_waits(build: Build) -> None:
     assert core.health().error == "the engine is closed"
     core.stop()
     assert not core._outstanding
+
+
+def test_an_engine_may_be_collected_in_its_worker(build: Build) -> None:
+    """The collector runs where it pleases, and stops the engines that it finds."""
+    core = build()
+
+    class Collected(Session):
+        def accept(self, token_ids: Sequence[int]) -> Step:
+            core.stop()
+            return super().accept(token_ids)
+
+    with pytest.raises(UnavailableError, match="the engine was closed"):
+        list(core.submit(request(PROMPT, 3), Collected()))
+    core.stop()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+def test_a_forked_process_has_no_engine(build: Build) -> None:
+    core = build()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            core.submit(request(PROMPT, 3), Session())
+        except UnavailableError as error:
+            code = 0 if "forked" in str(error) and not core.health().available else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert core.health().available
+    assert drain(core.submit(request(PROMPT, 3), Session()))[0] == expected_answer(PROMPT, 3)
 
 
 def test_stopping_an_idle_engine(build: Build) -> None:
