@@ -122,6 +122,8 @@ class Core:
         return replace(
             self._stats,
             finished=dict(self._stats.finished),
+            evicted_blocks=cache.evicted_blocks,
+            evicted_snapshots=cache.evicted_snapshots,
             waiting=len(self._queue.waiting) + len(self._inbox),
             running=len(states),
             prefilling=states.count(State.PREFILL),

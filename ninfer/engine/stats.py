@@ -22,6 +22,7 @@ class RuntimeStatistics:
     Seconds of prefill, decode and control are wall time of their units, `*_device_seconds` the part in which
     the device (on the CPU: the model's kernels) worked; the rest is the host's. `boundary_seconds`: what the
     worker does between units. The first output token belongs to prefill.
+    `evicted_*`: what the prefix cache gave up for want of pages or slots.
     """
 
     admitted: int = 0
@@ -35,6 +36,8 @@ class RuntimeStatistics:
     accepted_tokens: int = 0
     rounds: int = 0
     row_rounds: int = 0
+    evicted_blocks: int = 0
+    evicted_snapshots: int = 0
     boundary_seconds: float = 0.0
     prefill_seconds: float = 0.0
     prefill_device_seconds: float = 0.0

@@ -126,3 +126,14 @@ def test_a_full_context_is_said_and_does_not_end_the_chat(tiny, monkeypatch, cap
     assert f"The context of {tokens} tokens is full; /reset starts a new conversation" in full
     assert "The conversation stays as it was; /reset starts a new one." in rest
     assert re.search(r"A new conversation\.\n> \[\d+ tokens, .* of \d+, [a-z-]+\]", rest)
+
+
+def test_a_second_turn_tells_what_it_reused(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    read_line = script("Hi", "More", "/regenerate")
+    monkeypatch.setattr(builtins, "input", lambda prompt="": read_line(prompt))
+    assert main([str(tiny), "--no-thinking", "--max-new", "4", "--threads", "1"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.endswith("output-limit]")]
+    assert len(lines) == 3
+    assert "reused" not in lines[0]
+    assert all(re.search(r" tok/s, reused [1-9]\d*, context ", line) for line in lines[1:])

@@ -378,4 +378,14 @@ def test_statistics_count_what_was_done(build: Build) -> None:
     assert statistics.decode_host_share is not None
     assert 0 < statistics.decode_host_share < 1
     assert statistics.free_pages + statistics.cached_blocks >= core.plan.pages
+    assert statistics.evicted_blocks == statistics.evicted_snapshots == 0
     settle(core)
+
+
+def test_what_the_cache_gives_up_is_counted(build: Build) -> None:
+    core = build(context=256, snapshots=1)
+    for start in range(3):
+        drain(core.submit(request(PROMPT[start : start + 200], 3), Session()))
+    statistics = core.statistics()
+    assert statistics.evicted_snapshots == 3 * 2 - 1  # each leaves a tap and an endpoint
+    assert statistics.evicted_blocks > 0
