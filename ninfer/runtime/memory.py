@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -79,6 +80,12 @@ def available_bytes(device: torch.device) -> int | None:
     """Memory that could be taken now, or None where the system doesn't tell."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    known = (machine_bytes(), group_bytes())
+    return min((size for size in known if size is not None), default=None)
+
+
+def machine_bytes() -> int | None:
+    """What the whole machine has left."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:
@@ -88,4 +95,21 @@ def available_bytes(device: torch.device) -> int | None:
         pass
     if "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def group_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What the limit of our container leaves (cgroups v2 or v1), or None without one. Like the machine's
+    figure it counts cached files as free."""
+    for folder, limit, used, prefix in (
+        (root, "memory.max", "memory.current", ""),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ):
+        try:
+            free = int((folder / limit).read_text()) - int((folder / used).read_text())
+            counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            files = sum(int(counts[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
+        except (OSError, ValueError, KeyError):
+            continue  # no such version, no limit ("max"), or nothing that we could read
+        return max(0, free + files)
     return None
