@@ -6,13 +6,16 @@ import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from threading import Lock
 
 from ninfer.engine.events import Event
 from ninfer.engine.mailbox import Mailbox
+from ninfer.errors import EngineError
 
 
 class Handle:
-    """A running request: iterate (`for` in a thread, `async for` in a task) for its events, which come once.
+    """A running request: iterate (`for` in a thread, `async for` in a task) for its events, which come once,
+    to one reader at a time.
 
     `cancel()` may be called from any thread or signal handler. A handle that is dropped or closed before its
     end cancels its request; the place that it took is given back when the request has ended and the handle is
@@ -23,6 +26,7 @@ class Handle:
         self.owner: object = None
         """Kept alive with the handle and its iterators: what would end the request by being collected."""
         self._mailbox = mailbox
+        self._reader = Lock()
         self._cancel = cancel
         self._finalizer = weakref.finalize(self, release)
 
@@ -34,11 +38,21 @@ class Handle:
         """Nothing more will be read; cancels the request if it still runs."""
         self._finalizer()
 
+    def _claim(self) -> None:
+        """Of two readers at a time each would get a part, and the slower one would wait for ever."""
+        if not self._reader.acquire(blocking=False):
+            raise EngineError(
+                "the events of this request are being read elsewhere; they come once, so let one reader pass "
+                "them on"
+            )
+
     def __iter__(self) -> Iterator[Event]:
+        self._claim()
         try:
             while (event := self._mailbox.take(wait=True)) is not None:
                 yield event
         finally:
+            self._reader.release()
             self.close()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
@@ -50,6 +64,7 @@ class Handle:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(ready.set)
 
+        self._claim()
         self._mailbox.listen(wake)
         try:
             while True:
@@ -61,4 +76,5 @@ class Handle:
                 await ready.wait()
         finally:
             self._mailbox.listen(None)
+            self._reader.release()
             self.close()

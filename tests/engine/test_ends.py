@@ -11,7 +11,7 @@ from time import monotonic, sleep
 import pytest
 
 from ninfer.engine import Core, Done, Event, Handle, Output, Policy, Started
-from ninfer.errors import OverloadedError, QueueTimeoutError, UnavailableError
+from ninfer.errors import EngineError, OverloadedError, QueueTimeoutError, UnavailableError
 from ninfer.events import FinishReason, Step
 from ninfer.runtime.records import Unit
 from tests.engine.guesses import Guesses
@@ -419,6 +419,36 @@ def test_an_event_loop_that_is_closed_does_not_hurt_the_worker(build: Build) -> 
     handle.close()
     until(lambda: not core._outstanding)
     settle(core)
+
+
+def test_one_reader_at_a_time(build: Build) -> None:
+    """A second one is refused, in a thread as in a task, and takes nothing from the first."""
+    gate = Gate()
+    core = build(gate=gate)
+    handle = core.submit(request(PROMPT, 5), Session())
+    first = iter(handle)
+    events = [next(first)]
+
+    async def read() -> list[Event]:
+        return [event async for event in handle]
+
+    for second in (lambda: list(handle), lambda: asyncio.run(read())):
+        with pytest.raises(EngineError, match="are being read elsewhere"):
+            second()
+    gate.open()
+    events += first
+    assert [type(event) for event in events if not isinstance(event, Output)][-1] is Done
+    assert len([event for event in events if isinstance(event, Output)]) == 5
+    assert list(handle) == []
+    handle = core.submit(request(PROMPT, 5), Session())
+
+    async def twice() -> list[object]:
+        return await asyncio.gather(read(), read(), return_exceptions=True)
+
+    whole, refused = asyncio.run(twice())
+    assert isinstance(whole, list)
+    assert isinstance(whole[-1], Done)
+    assert isinstance(refused, EngineError)
 
 
 def test_a_dropped_handle_frees_its_lane(build: Build) -> None:
