@@ -442,7 +442,7 @@ def test_one_reader_at_a_time(build: Build) -> None:
     assert list(handle) == []
     handle = core.submit(request(PROMPT, 5), Session())
 
-    async def twice() -> list[object]:
+    async def twice() -> tuple[object, object]:
         return await asyncio.gather(read(), read(), return_exceptions=True)
 
     whole, refused = asyncio.run(twice())
