@@ -274,8 +274,8 @@ class Core:
         """Have the Program do a unit; its results stand in `_tokens` and `_produced`. Device seconds."""
         egress = self._run(record)
         if egress is not self._egress:
-            self._egress, self._seconds = egress, memoryview(egress["seconds"])
-            self._tokens, self._produced = memoryview(egress["tokens"][0]), memoryview(egress["produced"][0])
+            self._egress, self._seconds = egress, egress["seconds"].data
+            self._tokens, self._produced = egress["tokens"][0].data, egress["produced"][0].data
         return self._seconds[0]
 
     def _prefill(self) -> None:

@@ -37,9 +37,9 @@ class UnitWriter:
         only = self._record[0]
         self._fields = {name: only[name] for name in only.dtype.names or ()}
         # Single numbers through NumPy cost a multiple of that.
-        self._tokens, self._positions = memoryview(only["tokens"]), memoryview(only["positions"])
-        self._places = memoryview(only["draw_position"])
-        self._sources, self._targets = memoryview(only["source_slots"]), memoryview(only["target_slots"])
+        self._tokens, self._positions = only["tokens"].data, only["positions"].data
+        self._places = only["draw_position"].data
+        self._sources, self._targets = only["source_slots"].data, only["target_slots"].data
         self._round: tuple[object, ...] = ()
 
     def prefill(self, lane: int, ticket: Ticket, end: int) -> np.ndarray:
