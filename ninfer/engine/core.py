@@ -6,6 +6,7 @@ one unit of work, commits it and publishes what came of it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from threading import Condition, Thread, current_thread
@@ -72,6 +73,7 @@ class Core:
         self._orders = 0
         self._stopping = False
         self._error: BaseException | None = None
+        self._process = os.getpid()
         self._thread = Thread(target=self._work, name="ninfer-engine", daemon=True)
         self._thread.start()
 
@@ -141,8 +143,8 @@ class Core:
                 return Health(False, f"the engine has failed: {_name(self._error)}")
             if self._stopping:
                 return Health(False, "the engine is closed")
-            alive = self._thread.is_alive()
-            return Health(alive, None if alive else _FORKED)
+            forked = os.getpid() != self._process
+            return Health(not forked, _FORKED if forked else None)
 
     def stop(self) -> None:
         """End every request with an error and wait for the unit under way. May be called more than once."""
@@ -169,7 +171,7 @@ class Core:
             raise UnavailableError(f"the engine has failed ({_name(self._error)}); load the model again")
         if self._stopping:
             raise UnavailableError("the engine is closed; load the model again")
-        if not self._thread.is_alive():
+        if os.getpid() != self._process:
             raise UnavailableError(f"{_FORKED}; load the model in this one")
 
     # The worker

@@ -56,7 +56,7 @@ def delta_net_bytes(
     columns: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int, size: int
 ) -> int:
     """Stages of the chunked rule in float32, the convolved input, the output, and the state four times."""
-    stages = 4 * value_heads * (6 * key_dim + 5 * value_dim + 5 * CHUNK)
+    stages = 4 * value_heads * (6 * key_dim + 5 * value_dim + 6 * CHUNK)
     activations = size * (2 * key_heads * key_dim + 3 * value_heads * value_dim)
     return columns * (stages + activations) + 16 * value_heads * value_dim * key_dim
 
