@@ -16,6 +16,7 @@ from ninfer.engine import Core
 from ninfer.formats import KvFormat
 from ninfer.runtime import Limits, Program, Scoring, plan_model
 from tests.engine.harness import Session, drain, request
+from tests.engine.real import fresh_logits
 
 from .smollm2 import GGUF, TEXT, reference, windows
 from .test_transformers import teacher_forced
@@ -111,6 +112,34 @@ def test_a_conversation_computes_only_what_is_new(artifact_path: Path) -> None:
                 story.cancel()
         for other in (ask("Who reads it?"), ask("Who wrote it, and when?")):
             assert other.prompt_tokens - other.reused_tokens < 0.1 * first.prompt_tokens
+
+
+def test_cached_and_cold_answers_part_at_near_ties_only(artifact_path: Path, record_property) -> None:
+    """A turn that resumes from what is cached is cut into other chunks than a cold one; where the greedy
+    answers then differ first, the token taken is at most half a logit behind the best."""
+    with Artifact.open(artifact_path) as artifact:
+        model = models.load(artifact)
+        tokens = text_tokens(artifact)
+    plan = plan_model(model, Limits(max_context=1024, prefill_chunk=256))
+    core = Core(Program(model, plan).run, plan, public_tokens=model.public_tokens)
+    compared = parted = reused = 0
+    for begin in range(0, 1600, 400):
+        history = tokens[begin : begin + 300]
+        for _ in range(3):
+            ids, statistics, _ = drain(core.submit(request(history, 16), Session()))
+            cold, _, _ = drain(core.submit(request(history, 16, reuse=False), Session()))
+            if ids != cold:
+                first = next(i for i, pair in enumerate(zip(ids, cold, strict=True)) if pair[0] != pair[1])
+                scores = fresh_logits(model, [*history, *cold[:first]])
+                assert scores.max() - scores[ids[first]] <= 0.5
+                parted += 1
+            compared, reused = compared + 1, reused + statistics.reused_tokens
+            history += ids + tokens[begin + 300 : begin + 330]
+    core.stop()
+    record_property("answers compared", compared)
+    record_property("answers that part at a near-tie", parted)
+    print(f"{parted} of {compared} answers part at a near-tie")
+    assert reused > 2000
 
 
 def test_decode_follows_prefill(artifact_path: Path) -> None:
