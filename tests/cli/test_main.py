@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ninfer.cli import common
 from ninfer.cli.main import main
 from ninfer.frontend.options import EFFORTS
 
@@ -313,3 +314,14 @@ def test_characters_that_stdout_cannot_hold_are_escaped(tiny: Path):
 
 def test_a_name_that_is_too_long_is_refused(ninfer):
     ninfer("a" * 300 + ".ninfer", "--prompt", "x").refused("File name too long")
+
+
+def test_idle_threads_sleep_unless_the_user_chose(monkeypatch):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    common._spin_briefly()
+    assert os.environ["GOMP_SPINCOUNT"] == "10000"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    common._spin_briefly()
+    assert "GOMP_SPINCOUNT" not in os.environ
