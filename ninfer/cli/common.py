@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -47,6 +48,10 @@ def flags(**names: str) -> Iterator[None]:
         raise OptionError(f"{flag}{must}{rest}") from None
 
 
+_INTERRUPTED = 130
+"""What typer returns instead of letting a KeyboardInterrupt through."""
+
+
 def run(
     app: typer.Typer,
     name: str,
@@ -69,6 +74,8 @@ def run(
         _refuse_later(command, arguments, later or {})
         result = command.main(args=arguments, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
+        if result == _INTERRUPTED:
+            raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except _ClickException as error:
         print(f"{prefix}: {_message(error)}", file=sys.stderr)
@@ -92,6 +99,10 @@ def run(
         except OSError:
             sys.stdout = None  # type: ignore[assignment]  # or it would fail once more at exit
         return 1
+    finally:
+        if argv is None:
+            # The process ends now and its exit code is known: a late Ctrl-C must not change that.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def printable(text: str) -> str:
