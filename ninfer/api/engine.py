@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path
@@ -11,11 +10,11 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ninfer.api.loading import load_model, opened
 from ninfer.api.options import EngineOptions, GenerationOptions
 from ninfer.artifact import Artifact, TensorObject
-from ninfer.convert import ensure_artifact
 from ninfer.engine import Event, Handle, Health, Marks, Output, Request, RuntimeStatistics
-from ninfer.errors import ModelError, OptionError
+from ninfer.errors import OptionError
 from ninfer.events import Channel
 from ninfer.formats import KvFormat
 from ninfer.frontend import Frontend, Prompt
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from ninfer.runtime import SamplingParams
 
 _DEFAULT_CONTEXT = 2048
-_TEXT_ROLES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
 @dataclass(frozen=True)
@@ -120,29 +118,16 @@ class Engine:
         """
         begin = perf_counter()
         options = options or EngineOptions()
-        artifact = Artifact.open(ensure_artifact(Path(path), options.cache_dir, progress))
-        try:
+        with opened(path, options.cache_dir, progress) as artifact:
             return cls._load(artifact, options, begin)
-        except BaseException:
-            artifact.close()
-            raise
 
     @classmethod
     def _load(cls, artifact: Artifact, options: EngineOptions, begin: float) -> Self:
-        with ThreadPoolExecutor(1) as pool:
-            # The tokenizer is built while PyTorch and the kernels are imported.
-            pending = pool.submit(_frontend, artifact, options.chat_template)
-            import torch
+        loaded = load_model(artifact, options.threads, options.chat_template)
+        frontend, model = loaded.frontend, loaded.model
+        from ninfer.engine import Core, Policy
+        from ninfer.runtime import Limits, Program, plan_model
 
-            from ninfer import models
-            from ninfer.engine import Core, Policy
-            from ninfer.ops.cpu import machine_threads
-            from ninfer.runtime import Limits, Program, plan_model
-
-            frontend = pending.result()
-        threads = options.threads or machine_threads()
-        torch.set_num_threads(threads)
-        model = models.load(artifact, public_tokens=frontend.public_tokens)
         context = options.max_context
         if context is None:
             context = min(_DEFAULT_CONTEXT, model.max_position_embeddings)
@@ -177,10 +162,10 @@ class Engine:
             record=program.ingress,
         )
         description = EngineDescription(
-            name=str(artifact.metadata.get("name") or Path(artifact.path).stem),
+            name=loaded.name,
             architecture=frontend.architecture,
             device="cpu",
-            threads=threads,
+            threads=loaded.threads,
             max_context=plan.max_context,
             kv_dtype=options.kv_dtype,
             kv_tokens=plan.pages * 64,
@@ -280,18 +265,3 @@ def _token_ids(prompt: Sequence[int]) -> list[int]:
             "a prompt is a sequence of token ids or comes from frontend.render; frontend.encode gives the "
             "ids of a text, and chat takes messages"
         ) from None
-
-
-def _frontend(artifact: Artifact, chat_template: str | None) -> Frontend:
-    config = artifact.components["text"].config
-    architectures, rows = config.get("architectures"), config.get("vocab_size")
-    if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(rows, int):
-        raise ModelError(
-            f"the text config of {artifact.path} needs one of 'architectures' and an integer 'vocab_size'"
-        )
-    return Frontend.from_resources(
-        {role: artifact.resource("text", role) for role in _TEXT_ROLES},
-        architecture=str(architectures[0]),
-        vocab_rows=rows,
-        chat_template=chat_template,
-    )

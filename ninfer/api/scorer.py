@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -11,12 +10,12 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from ninfer.api.engine import _frontend
+from ninfer.api.loading import load_model, opened
 from ninfer.api.options import ScorerOptions
 from ninfer.api.signature import prefill_signature, weight_formats
 from ninfer.artifact import Artifact
-from ninfer.convert import ensure_artifact
 from ninfer.errors import EngineError
+from ninfer.formats import KvFormat
 from ninfer.frontend import Frontend
 
 if TYPE_CHECKING:
@@ -73,44 +72,29 @@ class Scorer:
         """
         begin = perf_counter()
         options = options or ScorerOptions()
-        artifact = Artifact.open(ensure_artifact(Path(path), options.cache_dir, progress))
-        try:
+        with opened(path, options.cache_dir, progress) as artifact:
             return cls._load(artifact, options, begin)
-        except BaseException:
-            artifact.close()
-            raise
 
     @classmethod
     def _load(cls, artifact: Artifact, options: ScorerOptions, begin: float) -> Self:
-        with ThreadPoolExecutor(1) as pool:
-            # The tokenizer is built while PyTorch and the kernels are imported.
-            pending = pool.submit(_frontend, artifact, None)
-            import torch
+        loaded = load_model(artifact, options.threads)
+        from ninfer.runtime import Scoring
 
-            from ninfer import models
-            from ninfer.formats import KvFormat
-            from ninfer.ops.cpu import machine_threads
-            from ninfer.runtime import Scoring
-
-            frontend = pending.result()
-        threads = options.threads or machine_threads()
-        torch.set_num_threads(threads)
-        model = models.load(artifact, public_tokens=frontend.public_tokens)
-        scoring = Scoring(model, options.context, kv_format=KvFormat(options.kv_dtype))
+        scoring = Scoring(loaded.model, options.context, kv_format=KvFormat(options.kv_dtype))
         description = ScorerDescription(
             path=str(artifact.path),
-            name=str(artifact.metadata.get("name") or Path(artifact.path).stem),
-            architecture=frontend.architecture,
+            name=loaded.name,
+            architecture=loaded.frontend.architecture,
             formats=tuple(weight_formats(artifact)),
             prefill_signature=prefill_signature(artifact),
             device="cpu",
-            threads=threads,
+            threads=loaded.threads,
             context=options.context,
             kv_dtype=options.kv_dtype,
             window_bytes=scoring.bytes,
             load_seconds=perf_counter() - begin,
         )
-        return cls(artifact, frontend, scoring, description)
+        return cls(artifact, loaded.frontend, scoring, description)
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, in which spellings of control tokens are text; nothing is added to it."""

@@ -15,7 +15,7 @@ from time import monotonic, perf_counter
 import numpy as np
 
 from ninfer.engine.admission import Admission, Policy
-from ninfer.engine.drafts import DraftSource
+from ninfer.engine.drafts import DraftSource, propose
 from ninfer.engine.events import Done, Output, PromptProgress, Started
 from ninfer.engine.handle import Handle
 from ninfer.engine.output import OutputSession
@@ -25,7 +25,7 @@ from ninfer.engine.scheduler import Choice, choose, may_admit
 from ninfer.engine.sequence import Pools, Sequence
 from ninfer.engine.stats import Health, RuntimeStatistics
 from ninfer.engine.taps import next_cut
-from ninfer.engine.units import UnitWriter, penalized
+from ninfer.engine.units import UnitWriter
 from ninfer.errors import (
     ModelError,
     OverloadedError,
@@ -321,7 +321,7 @@ class Core:
         begin = perf_counter()
         drafts: list[list[int]] = [[]] * len(lanes)
         if self._drafts is not None:
-            drafts = [self._propose(t, s, self._drafts) for t, s in zip(tickets, sequences, strict=True)]
+            drafts = [propose(self._drafts, t, self.plan, self._public_tokens) for t in tickets]
         for sequence, draft in zip(sequences, drafts, strict=True):
             sequence.map_to(sequence.frontier + 1 + len(draft))
         device = self._do(self._writer.round(lanes, tickets, drafts))
@@ -387,24 +387,6 @@ class Core:
             if reason := step.finish or ticket.budget.finish(len(ticket.output)):
                 self._finish(ticket, reason)
         self._stats.control_seconds += perf_counter() - begin
-
-    def _propose(self, ticket: Ticket, sequence: Sequence, source: DraftSource) -> list[int]:
-        """Drafts for a round, none beyond what may be committed after it."""
-        limit = min(
-            self.plan.shape.width - 1,
-            ticket.budget.output - len(ticket.output) - 1,
-            self.plan.max_context - sequence.frontier - 1,
-        )
-        remaining = ticket.session.thinking_remaining
-        if remaining is not None:
-            limit = min(limit, remaining - 1)
-        if limit < 1 or penalized(ticket.request.sampling):
-            return []
-        return [
-            token
-            for token in source.propose(sequence.ledger, limit)[:limit]
-            if 0 <= token < self._public_tokens
-        ]
 
     # Output
 

@@ -1,0 +1,74 @@
+"""What an engine and a scorer have in common: a path becomes an open artifact, a frontend and a model."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ninfer.artifact import Artifact
+from ninfer.convert import ensure_artifact
+from ninfer.errors import ModelError
+from ninfer.frontend import Frontend
+
+if TYPE_CHECKING:
+    from ninfer.models import Model
+
+_TEXT_ROLES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
+
+@contextmanager
+def opened(
+    path: str | Path, cache_dir: Path | None, progress: Callable[[str, int, int], None] | None
+) -> Iterator[Artifact]:
+    """The artifact of a model, converted into the cache if need be; stays open unless the block raises."""
+    artifact = Artifact.open(ensure_artifact(Path(path), cache_dir, progress))
+    try:
+        yield artifact
+    except BaseException:
+        artifact.close()
+        raise
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A model that is ready to compute, on `threads` threads, and its frontend; `name` is the artifact's."""
+
+    name: str
+    frontend: Frontend
+    model: "Model"
+    threads: int
+
+
+def load_model(artifact: Artifact, threads: int | None, chat_template: str | None = None) -> Loaded:
+    """Build the frontend, import what computes, and bind the weights."""
+    with ThreadPoolExecutor(1) as pool:
+        # The tokenizer is built while PyTorch and the kernels are imported.
+        pending = pool.submit(_frontend, artifact, chat_template)
+        import torch
+
+        from ninfer import models
+        from ninfer.ops.cpu import machine_threads
+
+        frontend = pending.result()
+    threads = threads or machine_threads()
+    torch.set_num_threads(threads)
+    model = models.load(artifact, public_tokens=frontend.public_tokens)
+    name = str(artifact.metadata.get("name") or Path(artifact.path).stem)
+    return Loaded(name, frontend, model, threads)
+
+
+def _frontend(artifact: Artifact, chat_template: str | None) -> Frontend:
+    config = artifact.components["text"].config
+    architectures, rows = config.get("architectures"), config.get("vocab_size")
+    if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(rows, int):
+        raise ModelError(
+            f"the text config of {artifact.path} needs one of 'architectures' and an integer 'vocab_size'"
+        )
+    return Frontend.from_resources(
+        {role: artifact.resource("text", role) for role in _TEXT_ROLES},
+        architecture=str(architectures[0]),
+        vocab_rows=rows,
+        chat_template=chat_template,
+    )
