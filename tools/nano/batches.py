@@ -1,0 +1,155 @@
+"""Batches of packed documents, drawn by worker processes from seeds.
+
+Step n's batch comes whole from worker n mod WORKERS and depends on nothing but the seed, the leg and n, so a leg
+can be repeated exactly.
+"""
+
+from __future__ import annotations
+
+import lzma
+import multiprocessing
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench.tasks import generators
+from bench.tasks.task import Split
+from tools.nano.delta import CHUNK
+from tools.nano.documents import Document, Encoder
+from tools.nano.mix import PIECES, SOURCES, TASKS, TEXT
+
+IGNORED = 255  # the source of tokens that are not learned
+_FILES = {"prose": "prose", "code-files": "code"}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's tokens; all arrays have T entries but `ends`.
+
+    tokens: uint16. sources: uint8, of the token that follows: its index in SOURCES if it is learned, else IGNORED.
+    positions: int32, from each document's start. ends: int32 `[documents + 1]`, cumulative lengths, multiples of CHUNK.
+    """
+
+    tokens: np.ndarray
+    sources: np.ndarray
+    positions: np.ndarray
+    ends: np.ndarray
+
+
+class Sampler:
+    """Draws documents so that each source's tokens keep to its share."""
+
+    def __init__(self, texts: Mapping[str, Sequence[str]], encoder: Encoder, seed: str, split: Split) -> None:
+        self._random = random.Random(seed)
+        self._encoder, self._split = encoder, split
+        self._texts = texts
+        self._encoded: dict[tuple[str, int], np.ndarray] = {}
+        self._makers = generators()
+        shares = {name: share for name, share in (TEXT | TASKS).items() if name in texts or name in self._makers}
+        self._shares = {name: share / sum(shares.values()) for name, share in shares.items()}
+        self._drawn = dict.fromkeys(self._shares, 0.0)
+        self._waiting: tuple[int, Document] | None = None
+
+    def batch(self, tokens: int) -> Batch:
+        """Pack documents into `tokens`; the one that does not fit opens the next batch."""
+        ids = np.zeros(tokens, dtype=np.uint16)
+        sources = np.full(tokens, IGNORED, dtype=np.uint8)
+        positions = np.zeros(tokens, dtype=np.int32)
+        ends = [0]
+        while True:
+            source, document = self._waiting or self._next()
+            self._waiting = None
+            begin, length = ends[-1], len(document.ids)
+            room = -(-length // CHUNK) * CHUNK
+            if begin + room > tokens:
+                self._waiting = (source, document)
+                break
+            ids[begin : begin + length] = document.ids
+            sources[begin : begin + length - 1][document.learned[1:]] = source
+            positions[begin : begin + room] = np.arange(room)
+            ends.append(begin + room)
+        rest = tokens - ends[-1]
+        if rest:
+            positions[ends[-1] :] = np.arange(rest)
+            ends.append(tokens)
+        return Batch(ids, sources, positions, np.array(ends, dtype=np.int32))
+
+    def _next(self) -> tuple[int, Document]:
+        name = min(self._shares, key=lambda name: self._drawn[name] / self._shares[name])
+        document = self._piece(name) if name in self._texts else self.task(name)
+        self._drawn[name] += -(-len(document.ids) // CHUNK) * CHUNK
+        return SOURCES.index(name), document
+
+    def task(self, name: str) -> Document:
+        return self._encoder.task(self._makers[name](self._random, self._split))
+
+    def _piece(self, name: str) -> Document:
+        """A piece of a text, from its beginning half of the time; all of it is learned."""
+        lengths, weights = zip(*PIECES, strict=True)
+        (length,) = self._random.choices(lengths, weights)
+        index = self._random.randrange(len(self._texts[name]))
+        if (name, index) not in self._encoded:
+            self._encoded[name, index] = self._encoder.text(self._texts[name][index])
+        ids = self._encoded[name, index]
+        begin = self._random.randrange(max(1, len(ids) - length + 1)) if self._random.random() < 0.5 else 0
+        ids = ids[begin : begin + length]
+        return Document(ids, np.ones(len(ids), dtype=bool))
+
+
+def read_texts(corpus: Path, split: Split) -> dict[str, list[str]]:
+    """The corpus folder's texts by source name."""
+    found = {}
+    for name, kind in _FILES.items():
+        if split == "train":
+            data = lzma.decompress((corpus / f"train-{kind}.txt.xz").read_bytes())
+        else:
+            data = (corpus / f"heldout-{kind}.txt").read_bytes()
+        found[name] = [text for text in data.decode("utf-8").split("\0") if text]
+    return found
+
+
+class Workers:
+    """Processes that draw the batches of steps `first`, `first + 1`, ... of one leg."""
+
+    def __init__(self, corpus: Path, *, seed: int, leg: int, first: int, tokens: int, count: int) -> None:
+        context = multiprocessing.get_context("fork")
+        self._queues = [context.Queue(maxsize=6) for _ in range(count)]
+        self._next = 0
+        self._processes = [
+            context.Process(
+                target=_work,
+                args=(queue, corpus, f"{seed}/{leg}/{first}/{index}", tokens),
+                daemon=True,
+            )
+            for index, queue in enumerate(self._queues)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            batch = self._queues[self._next % len(self._queues)].get(timeout=120)
+            if isinstance(batch, str):
+                raise RuntimeError(f"a worker failed: {batch}")
+            self._next += 1
+            yield batch
+
+    def waiting(self) -> int:
+        """Batches that lie ready; near zero means that the workers are too slow."""
+        return sum(queue.qsize() for queue in self._queues)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.terminate()
+
+
+def _work(queue: multiprocessing.Queue[Batch | str], corpus: Path, seed: str, tokens: int) -> None:
+    try:
+        sampler = Sampler(read_texts(corpus, "train"), Encoder(), seed, "train")
+        while True:
+            queue.put(sampler.batch(tokens))
+    except Exception as error:  # the trainer must hear of it
+        queue.put(f"{type(error).__name__}: {error}")

@@ -1,0 +1,125 @@
+"""The gated delta rule over packed documents: a plain form for the CPU, and flash-linear-attention's kernels.
+
+Documents lie one after another on the token axis, each padded to a multiple of CHUNK, so a chunk belongs to one
+document and a document's first chunk starts from a zero state. Formulas: the chunked form of Gated DeltaNet
+(arXiv 2412.06464), with q and k of unit length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+CHUNK = 64
+
+Delta = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
+]
+
+
+def plain(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, ends: torch.Tensor
+) -> torch.Tensor:
+    """Outputs `[T, Hv, D]` of q, k `[T, Hk, D]` (unit length), v `[T, Hv, D]`, log decays g and beta `[T, Hv]`.
+
+    ends: int `[documents + 1]`, cumulative lengths, all multiples of CHUNK, the last one T.
+    """
+    tokens, heads, width = v.shape
+    repeat = heads // q.shape[1]
+    q, k = (x.repeat_interleave(repeat, dim=1) for x in (q, k))
+    q, k, v = (x.reshape(-1, CHUNK, heads, width).transpose(1, 2) for x in (q, k, v))  # [N, H, CHUNK, D]
+    total = g.reshape(-1, CHUNK, heads).transpose(1, 2).cumsum(-1)
+    weight = beta.reshape(-1, CHUNK, heads).transpose(1, 2).unsqueeze(-1)
+    lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=v.device).tril()
+    decay = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(~lower, float("-inf")).exp()
+    mixing = (weight * (k @ k.mT) * decay).tril(-1) + torch.eye(CHUNK, dtype=v.dtype, device=v.device)
+    since = total.exp().unsqueeze(-1)
+    rest = (total[..., -1:] - total).exp().unsqueeze(-1)
+    u = torch.linalg.solve_triangular(mixing, weight * v, upper=False, unitriangular=True)
+    w = torch.linalg.solve_triangular(mixing, weight * since * k, upper=False, unitriangular=True)
+    within = (q @ k.mT) * decay
+    starts = set((ends[:-1] // CHUNK).tolist())
+    state = v.new_zeros(heads, width, width)
+    outputs = []
+    for index in range(tokens // CHUNK):
+        if index in starts:
+            state = torch.zeros_like(state)
+        change = u[index] - w[index] @ state
+        outputs.append((since[index] * q[index]) @ state + within[index] @ change)
+        state = since[index, :, -1:] * state + (rest[index] * k[index]).mT @ change
+    return torch.stack(outputs).transpose(1, 2).reshape(tokens, heads, width) * width**-0.5
+
+
+def fused() -> Delta:
+    """The same through flash-linear-attention, for CUDA and BF16.
+
+    One of its backward kernels refuses Hopper under Triton 3.4 to 3.7.0, whose compiler gets it wrong there;
+    that step is computed by matrix products instead.
+    """
+    import fla.ops.gated_delta_rule.chunk as library
+
+    library.chunk_bwd_dqkwg = _Gradients()
+
+    def run(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        ends: torch.Tensor,
+    ) -> torch.Tensor:
+        output, _ = library.chunk_gated_delta_rule(
+            *(x.unsqueeze(0) for x in (q, k, v, g, beta)), cu_seqlens=ends
+        )
+        return output.squeeze(0)
+
+    return run
+
+
+class _Gradients:
+    """Gradients of q, k, w and the cumulative decays, given those of outputs and states, chunk by chunk."""
+
+    def __init__(self) -> None:
+        self._compute = torch.compile(_gradients, dynamic=False)
+
+    def __call__(self, **given: Any) -> tuple[torch.Tensor, ...]:
+        names = ("q", "k", "v", "do", "h", "dh", "g", "dv")
+        return self._compute(*(given[name] for name in names), given["scale"])
+
+
+def _gradients(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor, h: torch.Tensor, dh: torch.Tensor,
+    g: torch.Tensor, dv: torch.Tensor, scale: float,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """q, k `[1, T, Hk, D]`; v, do, dv `[1, T, Hv, D]`; states h, dh `[1, N, Hv, K, V]`; g `[1, T, Hv]`, base 2.
+
+    Returns dq, dk `[1, T, Hk, D]`, dw `[1, T, Hv, D]`, dg `[1, T, Hv]` float32.
+    """
+    tokens, heads, width = v.shape[1:]
+    group = heads // q.shape[2]
+
+    def chunks(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(-1, CHUNK, x.shape[2], width).transpose(1, 2)
+
+    def back(x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(1, 2).reshape(1, tokens, heads, width)
+
+    q, k = (chunks(x).repeat_interleave(group, dim=1) for x in (q, k))
+    v, do, dv = (chunks(x) for x in (v, do, dv))
+    h, dh = (x[0].to(v.dtype) for x in (h, dh))
+    total = g.reshape(-1, CHUNK, heads).transpose(1, 2)
+    last = total[..., -1:]
+    lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=v.device).tril()
+    decay = torch.exp2((total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(~lower, float("-inf"))) * scale
+    scores = ((do @ v.mT) * decay).to(v.dtype)
+    dw = -(dv @ h.mT)
+    dq = (do @ h.mT) * (torch.exp2(total) * scale).unsqueeze(-1) + (scores @ k).float()
+    carried = (v @ dh.mT).float() * torch.exp2(last - total).unsqueeze(-1)
+    dk = carried + (scores.mT @ q).float()
+    dg = (dq * q).sum(-1) - (dk * k).sum(-1)
+    end = torch.exp2(last[..., 0]) * (h.float() * dh.float()).sum((-1, -2)) + (carried * k).sum((-1, -2))
+    dg = torch.cat([dg[..., :-1], dg[..., -1:] + end.unsqueeze(-1)], dim=-1)
+    dq, dk = (back(x).reshape(1, tokens, -1, group, width).sum(3).to(v.dtype) for x in (dq, dk))
+    return dq, dk, back(dw), dg.transpose(1, 2).reshape(1, tokens, heads)

@@ -1,0 +1,38 @@
+"""What the model is trained on: the share of each source in the tokens of a batch."""
+
+from __future__ import annotations
+
+# Shares are relative. Long-context sources count many tokens per answer, so theirs are large.
+TEXT = {"prose": 20.0, "code-files": 10.0}
+TASKS = {
+    "jsonl": 9.0,
+    "csv": 3.0,
+    "json_schema": 2.0,
+    "sort": 2.5,
+    "copy": 3.0,
+    "add2": 2.0,
+    "arith": 4.0,
+    "chain": 3.0,
+    "logic": 2.5,
+    "count": 2.0,
+    "function": 5.0,
+    "trace": 3.0,
+    "fix": 2.5,
+    "kv512": 4.0,
+    "kv2048": 6.0,
+    "kv8192": 6.0,
+    "kv_many": 5.0,
+    "needle": 3.0,
+    "story": 6.0,
+    "story_long": 3.0,
+    "to_orvali": 2.5,
+    "to_english": 2.5,
+    "glossary": 2.0,
+    "tool_call": 5.0,
+    "tool_result": 2.0,
+    "tool_thinking": 2.5,
+}
+SOURCES = (*TEXT, *TASKS)
+
+# Lengths of pieces of text, in tokens, and how many of the pieces have each.
+PIECES = ((1_024, 0.70), (2_048, 0.20), (4_096, 0.07), (8_192, 0.03))
