@@ -7,7 +7,16 @@ import torch
 
 from tools.nano import geometry
 from tools.nano.delta import CHUNK, plain
-from tools.nano.model import Model, Packing, Parameters, attend_plain, from_huggingface, initialize, to_huggingface
+from tools.nano.model import (
+    Model,
+    Packing,
+    Parameters,
+    attend_plain,
+    from_huggingface,
+    initialize,
+    to_huggingface,
+    unbind,
+)
 
 
 def _random_parameters(seed: int) -> Parameters:
@@ -27,7 +36,7 @@ def _packed(lengths: list[int]) -> Packing:
 
 
 def _model() -> Model:
-    return Model(plain, attend_plain, dtype=torch.float32, device="cpu", compiled=False)
+    return Model(plain, attend_plain, device="cpu", compiled=False)
 
 
 def _recurrence(q, k, v, g, beta):
@@ -48,7 +57,10 @@ def _recurrence(q, k, v, g, beta):
 def test_packed_delta_rule_equals_the_recurrence_of_each_document() -> None:
     lengths = [3 * CHUNK, CHUNK, 2 * CHUNK]
     generator = torch.Generator().manual_seed(3)
-    q, k = (torch.nn.functional.normalize(torch.randn(sum(lengths), 2, 16, generator=generator), dim=-1) for _ in "qk")
+    q, k = (
+        torch.nn.functional.normalize(torch.randn(sum(lengths), 2, 16, generator=generator), dim=-1)
+        for _ in "qk"
+    )
     v = torch.randn(sum(lengths), 4, 16, generator=generator)
     g = -torch.rand(sum(lengths), 4, generator=generator) * 0.3
     beta = torch.rand(sum(lengths), 4, generator=generator)
@@ -67,7 +79,9 @@ def test_trunk_equals_transformers_and_documents_do_not_see_each_other() -> None
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
 
     parameters = _random_parameters(5)
-    config = Qwen3_5TextConfig(**{k: v for k, v in geometry.config().items() if k not in ("architectures", "dtype")})
+    config = Qwen3_5TextConfig(
+        **{k: v for k, v in geometry.config().items() if k not in ("architectures", "dtype")}
+    )
     oracle = Qwen3_5ForCausalLM(config).eval()
     tensors = {name: value for name, value in to_huggingface(parameters) if not name.startswith("mtp.")}
     missing, unexpected = oracle.load_state_dict(tensors, strict=False)
@@ -76,9 +90,14 @@ def test_trunk_equals_transformers_and_documents_do_not_see_each_other() -> None
     oracle.tie_weights()
 
     lengths = [2 * CHUNK, CHUNK]
-    tokens = torch.randint(0, geometry.VOCAB_ROWS, (sum(lengths),), generator=torch.Generator().manual_seed(7))
+    tokens = torch.randint(
+        0, geometry.VOCAB_ROWS, (sum(lengths),), generator=torch.Generator().manual_seed(7)
+    )
     with torch.no_grad():
-        ours = _model().hidden(parameters, tokens, _packed(lengths)) @ parameters["embedding"].T
+        ours = (
+            _model().hidden(unbind(parameters, torch.float32), tokens, _packed(lengths))
+            @ parameters["embedding"].T
+        )
         begin = 0
         for length in lengths:
             expected = oracle(tokens[None, begin : begin + length]).logits[0]
@@ -105,3 +124,41 @@ def test_a_packing_cut_short_keeps_what_is_left(cut: int) -> None:
     q, k, v = (torch.randn(4 * CHUNK, 2, 32, generator=generator) for _ in "qkv")
     expected = attend_plain(q, k, v, whole)[:cut]
     torch.testing.assert_close(attend_plain(q[:cut], k[:cut], v[:cut], part), expected)
+
+
+def test_mtp_layer_is_transformers_attention_block_between_its_stem_and_norm() -> None:
+    from transformers import Qwen3_5TextConfig
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5TextRotaryEmbedding
+
+    parameters = _random_parameters(11)
+    tensors = dict(to_huggingface(parameters))
+    config = Qwen3_5TextConfig(
+        **{k: v for k, v in geometry.config().items() if k not in ("architectures", "dtype")}
+    )
+    config._attn_implementation = "eager"
+    layer = Qwen3_5DecoderLayer(config, geometry.INTERVAL - 1).eval()
+    prefix = "mtp.layers.0."
+    layer.load_state_dict(
+        {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
+    )
+
+    tokens = 2 * CHUNK
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.randn(tokens, geometry.HIDDEN, generator=generator)
+    following = torch.randint(0, geometry.VOCAB_ROWS, (tokens,), generator=generator)
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + geometry.EPS) * (1 + tensors[name])
+
+    with torch.no_grad():
+        e = norm(parameters["embedding"][following], "mtp.pre_fc_norm_embedding.weight")
+        h = norm(hidden, "mtp.pre_fc_norm_hidden.weight")
+        u = torch.cat([e, h], dim=-1) @ tensors["mtp.fc.weight"].T
+        positions = torch.arange(tokens)
+        rotary = Qwen3_5TextRotaryEmbedding(config)(u[None], positions[None, None].expand(3, 1, -1))
+        mask = torch.full((tokens, tokens), float("-inf")).triu(1)[None, None]
+        u = layer(u[None], position_embeddings=rotary, attention_mask=mask)
+        u = (u[0] if isinstance(u, tuple) else u).reshape(tokens, -1)
+        expected = norm(u, "mtp.norm.weight")
+        ours = _model().draft(unbind(parameters, torch.float32), hidden, following, _packed([tokens]))
+    assert (ours - expected).norm() <= 1e-4 * expected.norm()

@@ -1,7 +1,7 @@
 """Batches of packed documents, drawn by worker processes from seeds.
 
-Step n's batch comes whole from worker n mod WORKERS and depends on nothing but the seed, the leg and n, so a leg
-can be repeated exactly.
+Step n's batch comes whole from worker n mod the number of workers and depends on nothing but the seed, the leg, that
+number and n, so a leg's data can be repeated exactly.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Sampler:
         self._texts = texts
         self._encoded: dict[tuple[str, int], np.ndarray] = {}
         self._makers = generators()
-        shares = {name: share for name, share in (TEXT | TASKS).items() if name in texts or name in self._makers}
+        shares = {
+            name: share for name, share in (TEXT | TASKS).items() if name in texts or name in self._makers
+        }
         self._shares = {name: share / sum(shares.values()) for name, share in shares.items()}
         self._drawn = dict.fromkeys(self._shares, 0.0)
         self._waiting: tuple[int, Document] | None = None
@@ -112,16 +114,16 @@ def read_texts(corpus: Path, split: Split) -> dict[str, list[str]]:
 
 
 class Workers:
-    """Processes that draw the batches of steps `first`, `first + 1`, ... of one leg."""
+    """Processes that draw the batches of one leg's steps, in turn."""
 
-    def __init__(self, corpus: Path, *, seed: int, leg: int, first: int, tokens: int, count: int) -> None:
+    def __init__(self, corpus: Path, *, seed: int, leg: int, tokens: int, count: int) -> None:
         context = multiprocessing.get_context("fork")
         self._queues = [context.Queue(maxsize=6) for _ in range(count)]
         self._next = 0
         self._processes = [
             context.Process(
                 target=_work,
-                args=(queue, corpus, f"{seed}/{leg}/{first}/{index}", tokens),
+                args=(queue, corpus, f"{seed}/{leg}/{index}", tokens),
                 daemon=True,
             )
             for index, queue in enumerate(self._queues)

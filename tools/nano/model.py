@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +20,7 @@ from tools.nano import geometry as G
 from tools.nano.delta import Delta
 
 Parameters = dict[str, torch.Tensor]
+Rows = Mapping[str, Sequence[torch.Tensor]]  # every stack taken apart
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "Packing"], torch.Tensor]
 
 _LINEAR = [i for i, kind in enumerate(G.layer_types()) if kind == "linear_attention"]
@@ -176,17 +177,26 @@ def _attention_row(layer: int) -> int:
     return len(_FULL) if layer == MTP else _FULL.index(layer)
 
 
-class Model:
-    """The forward pass over packed documents.
+def unbind(parameters: Parameters, dtype: torch.dtype) -> dict[str, Sequence[torch.Tensor]]:
+    """The stacks taken apart, matrices and the embedding in `dtype`; gradients reach the stacks in one piece."""
+    found: dict[str, Sequence[torch.Tensor]] = {}
+    for name, value in parameters.items():
+        if name == "embedding":
+            found[name] = [value.to(dtype)]
+        else:
+            found[name] = (value.to(dtype) if name in MATRICES else value).unbind(0)
+    return found
 
-    delta, attend: the two sequence operators. dtype: of activations and of the weights in products. compiled: whether
-    the functions between the operators are compiled (for CUDA).
+
+class Model:
+    """The forward pass over packed documents, of parameters that were taken apart by `unbind`.
+
+    delta, attend: the two sequence operators. compiled: whether the functions between them are compiled
+    (for CUDA).
     """
 
-    def __init__(
-        self, delta: Delta, attend: Attend, *, dtype: torch.dtype, device: str, compiled: bool
-    ) -> None:
-        self._delta, self._attend, self._dtype = delta, attend, dtype
+    def __init__(self, delta: Delta, attend: Attend, *, device: str, compiled: bool) -> None:
+        self._delta, self._attend = delta, attend
         build = partial(torch.compile, dynamic=False) if compiled else (lambda function: function)
         self._delta_in, self._delta_out = build(_delta_in), build(_delta_out)
         self._attention_in, self._attention_out = build(_attention_in), build(_attention_out)
@@ -194,9 +204,9 @@ class Model:
         angles = torch.arange(G.CONTEXT, dtype=torch.float64).unsqueeze(1) * _frequencies()
         self._cos, self._sin = (x.float().to(device) for x in (angles.cos(), angles.sin()))
 
-    def hidden(self, p: Parameters, tokens: torch.Tensor, packing: Packing) -> torch.Tensor:
+    def hidden(self, p: Rows, tokens: torch.Tensor, packing: Packing) -> torch.Tensor:
         """`[T, HIDDEN]` after the final norm, of int64 tokens `[T]`."""
-        x = F.embedding(tokens, p["embedding"]).to(self._dtype)
+        x = F.embedding(tokens, p["embedding"][0])
         for layer, kind in enumerate(G.layer_types()):
             x = (
                 self._recur(p, layer, x, packing)
@@ -205,19 +215,17 @@ class Model:
             )
         return self._norm(x, p["norm.final"][0])
 
-    def draft(
-        self, p: Parameters, hidden: torch.Tensor, following: torch.Tensor, packing: Packing
-    ) -> torch.Tensor:
+    def draft(self, p: Rows, hidden: torch.Tensor, following: torch.Tensor, packing: Packing) -> torch.Tensor:
         """`[T, HIDDEN]` of the MTP layer after its norm.
 
         hidden: the text model's. following: int64 `[T]`, the token after each position. The row of position t predicts
         the token at t + 2.
         """
-        embedded = F.embedding(following, p["embedding"]).to(self._dtype)
-        x = self._join(embedded, hidden, p["norm.mtp"], p["mtp.fc"])
+        embedded = F.embedding(following, p["embedding"][0])
+        x = self._join(embedded, hidden, *p["norm.mtp"], *p["mtp.fc"])
         return self._norm(self._look(p, MTP, x, packing), p["norm.final"][1])
 
-    def _recur(self, p: Parameters, layer: int, x: torch.Tensor, packing: Packing) -> torch.Tensor:
+    def _recur(self, p: Rows, layer: int, x: torch.Tensor, packing: Packing) -> torch.Tensor:
         i = _LINEAR.index(layer)
         names = ("q", "k", "v", "z", "a", "b", "conv", "A_log", "dt_bias")
         weights = [p[f"delta.{name}"][i] for name in names]
@@ -227,7 +235,7 @@ class Model:
             x, o, z, p["delta.norm"][i], p["delta.out"][i], p["norm.post"][layer], *_mlp_of(p, layer)
         )
 
-    def _look(self, p: Parameters, layer: int, x: torch.Tensor, packing: Packing) -> torch.Tensor:
+    def _look(self, p: Rows, layer: int, x: torch.Tensor, packing: Packing) -> torch.Tensor:
         i = _attention_row(layer)
         names = ("q", "gate", "k", "v", "q_norm", "k_norm")
         weights = [p[f"attention.{name}"][i] for name in names]
@@ -241,7 +249,7 @@ class Model:
         )
 
 
-def _mlp_of(p: Parameters, layer: int) -> list[torch.Tensor]:
+def _mlp_of(p: Rows, layer: int) -> list[torch.Tensor]:
     return [p[f"mlp.{name}"][layer] for name in ("gate", "up", "down")]
 
 
@@ -339,9 +347,12 @@ def _attention_out(
 
 
 def _join(
-    embedded: torch.Tensor, hidden: torch.Tensor, norms: torch.Tensor, fc: torch.Tensor
-) -> torch.Tensor:
-    return _product(_norm(embedded, norms[0]), fc[0]) + _product(_norm(hidden, norms[1]), fc[1])
+    embedded: torch.Tensor, hidden: torch.Tensor, embedded_norm: torch.Tensor, hidden_norm: torch.Tensor,
+    embedded_fc: torch.Tensor, hidden_fc: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    return _product(_norm(embedded, embedded_norm), embedded_fc) + _product(
+        _norm(hidden, hidden_norm), hidden_fc
+    )
 
 
 def attend_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packing: Packing) -> torch.Tensor:

@@ -1,0 +1,107 @@
+"""Teacher-forced evaluation on held-out instances.
+
+A greedy answer is exactly right if and only if every token of the right answer is the model's best one given those
+before it, so one forward pass measures exactness. The engine's own runs are `python -m bench.tasks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.tasks import generators
+from bench.tasks.task import rng_for
+from tools.nano.batches import read_texts
+from tools.nano.delta import CHUNK
+from tools.nano.documents import Document, Encoder
+from tools.nano.model import Model, Packing, Parameters, unbind
+from tools.nano.quantized import with_nvfp4
+
+_TOKENS = 65_536
+_INSTANCES = 100
+_TEXTS = 60  # pieces of 2,048 tokens
+
+
+def evaluate(model: Model, parameters: Parameters, corpus: Path, device: str = "cuda") -> dict[str, Any]:
+    """By source: `exact` (share of instances), `loss` (nats a token), `agreement` (the MTP layer's best token against
+    the trunk's, share of tokens), `loss_nvfp4`; all over learned tokens."""
+    encoder = Encoder()
+    found: dict[str, Any] = {}
+    for name, documents in _sources(encoder, corpus):
+        plain = [0.0, 0.0, 0.0, 0.0]  # losses, agreements, tokens, exact instances
+        quantized = 0.0
+        for batch in _packed(documents):
+            plain = [a + b for a, b in zip(plain, _score(model, parameters, batch, device), strict=True)]
+            quantized += _score(model, with_nvfp4(parameters), batch, device)[0]
+        found[name] = {
+            "exact": plain[3] / len(documents),
+            "loss": plain[0] / plain[2],
+            "agreement": plain[1] / plain[2],
+            "loss_nvfp4": quantized / plain[2],
+        }
+    return found
+
+
+def _sources(encoder: Encoder, corpus: Path) -> Iterator[tuple[str, list[Document]]]:
+    for name, texts in read_texts(corpus, "heldout").items():
+        pieces = [encoder.text(text)[:2_048] for text in texts[:_TEXTS]]
+        yield name, [Document(ids, np.ones(len(ids), dtype=bool)) for ids in pieces]
+    for name, make in generators().items():
+        tasks = (make(rng_for(name, "heldout", index), "heldout") for index in range(_INSTANCES))
+        yield name, [encoder.task(task) for task in tasks]
+
+
+def _packed(documents: list[Document]) -> Iterator[list[Document]]:
+    """Groups of documents that fit into one pass."""
+    group: list[Document] = []
+    used = 0
+    for document in documents:
+        room = -(-len(document.ids) // CHUNK) * CHUNK
+        if group and used + room > _TOKENS:
+            yield group
+            group, used = [], 0
+        group.append(document)
+        used += room
+    yield group
+
+
+@torch.no_grad()
+def _score(model: Model, parameters: Parameters, documents: list[Document], device: str) -> list[float]:
+    """Sum of losses, agreeing tokens and learned tokens, and exactly right documents."""
+    rooms = [-(-len(document.ids) // CHUNK) * CHUNK for document in documents]
+    ids = np.zeros(_TOKENS, dtype=np.int64)
+    owner = np.full(_TOKENS, -1, dtype=np.int64)  # the document whose learned token follows
+    begin = 0
+    for index, (document, room) in enumerate(zip(documents, rooms, strict=True)):
+        length = len(document.ids)
+        ids[begin : begin + length] = document.ids
+        owner[begin : begin + length - 1][document.learned[1:]] = index
+        begin += room
+    lengths = [*rooms, _TOKENS - begin] if begin < _TOKENS else rooms
+    packing = Packing(
+        torch.cat([torch.arange(n) for n in lengths]).to(device),
+        torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device),
+        max(lengths),
+    )
+    tokens, owners = torch.from_numpy(ids).to(device), torch.from_numpy(owner).to(device)
+    p = unbind(parameters, torch.bfloat16)
+    head = p["embedding"][0].mT
+    hidden = model.hidden(p, tokens, packing)
+    following = tokens.roll(-1)
+    logits = hidden @ head
+    best = logits.argmax(-1)
+    learned = owners >= 0
+    loss = torch.logsumexp(logits.float(), -1) - logits.gather(1, following.unsqueeze(1)).squeeze(1).float()
+    drafts = (model.draft(p, hidden, following, packing) @ head).argmax(-1)
+    agree = (drafts == best.roll(-1)) & learned.roll(-1)
+    wrong = owners[learned & (best != following)].unique()
+    return [
+        float(loss[learned].sum()),
+        float(agree.sum()),
+        float(learned.sum()),
+        len(documents) - len(wrong),
+    ]
