@@ -1,1 +1,1 @@
-"""Tasks whose answers a program can check, generated from seeds, and their benchmark (`python -m bench.tasks`)."""
+"""Tasks whose answers a program can check, generated from seeds; `python -m bench.tasks` runs them."""

@@ -1,7 +1,7 @@
 """Batches of packed documents, drawn by worker processes from seeds.
 
-Step n's batch comes whole from worker n mod the number of workers and depends on nothing but the seed, the leg, that
-number and n, so a leg's data can be repeated exactly.
+Step n's batch comes whole from worker n mod the number of workers and depends on nothing but the seed, the
+leg, that number and n, so a leg's data can be repeated exactly.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ _FILES = {"prose": "prose", "code-files": "code"}
 class Batch:
     """One step's tokens; all arrays have T entries but `ends`.
 
-    tokens: uint16. sources: uint8, of the token that follows: its index in SOURCES if it is learned, else IGNORED.
-    positions: int32, from each document's start. ends: int32 `[documents + 1]`, cumulative lengths, multiples of CHUNK.
+    tokens: uint16. sources: uint8, of the token that follows: its index in SOURCES if it is learned, else
+    IGNORED.
+    positions: int32, from each document's start. ends: int32 `[documents + 1]`, cumulative lengths,
+    multiples of CHUNK.
     """
 
     tokens: np.ndarray

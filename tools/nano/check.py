@@ -1,4 +1,4 @@
-"""On the GPU, before training: the fused operators and their gradients against plain ones, and the time of a step."""
+"""On the GPU, before training: the fused operators and their gradients, and the time of a step."""
 
 from __future__ import annotations
 
@@ -46,13 +46,15 @@ def operators() -> None:
     decay = -torch.rand(tokens, geometry.VALUE_HEADS, generator=g, device="cuda") * 0.2
     beta = torch.rand(tokens, geometry.VALUE_HEADS, generator=g, device="cuda")
     outer = random(tokens, geometry.VALUE_HEADS, 128)
-    _compare("delta", _run(delta.fused(), (q, k, v, decay, beta), packing.ends, outer),
-             _run(delta.plain, tuple(x.float() for x in (q, k, v, decay, beta)), packing.ends, outer),
-             "out dq dk dv dg dbeta")  # fmt: skip
+    ours = _run(delta.fused(), (q, k, v, decay, beta), packing.ends, outer)
+    inputs = tuple(x.float() for x in (q, k, v, decay, beta))
+    expected = _run(delta.plain, inputs, packing.ends, outer)
+    _compare("delta", ours, expected, "out dq dk dv dg dbeta")
     q, k, v = (random(tokens, geometry.HEADS, geometry.HEAD_DIM).bfloat16() for _ in "qkv")
     outer = random(tokens, geometry.HEADS, geometry.HEAD_DIM)
-    _compare("attention", _run(attend_fused(), (q, k, v), packing, outer),
-             _run(attend_plain, (q.float(), k.float(), v.float()), packing, outer), "out dq dk dv")  # fmt: skip
+    ours = _run(attend_fused(), (q, k, v), packing, outer)
+    expected = _run(attend_plain, (q.float(), k.float(), v.float()), packing, outer)
+    _compare("attention", ours, expected, "out dq dk dv")
 
 
 def _run(operator, inputs, where, outer) -> list[torch.Tensor]:

@@ -1,8 +1,8 @@
 """The gated delta rule over packed documents: a plain form for the CPU, and flash-linear-attention's kernels.
 
-Documents lie one after another on the token axis, each padded to a multiple of CHUNK, so a chunk belongs to one
-document and a document's first chunk starts from a zero state. Formulas: the chunked form of Gated DeltaNet
-(arXiv 2412.06464), with q and k of unit length.
+Documents lie one after another on the token axis, each padded to a multiple of CHUNK, so a chunk belongs to
+one document and a document's first chunk starts from a zero state. Formulas: the chunked form of Gated
+DeltaNet (arXiv 2412.06464), with q and k of unit length.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Delta = Callable[
 def plain(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, ends: torch.Tensor
 ) -> torch.Tensor:
-    """Outputs `[T, Hv, D]` of q, k `[T, Hk, D]` (unit length), v `[T, Hv, D]`, log decays g and beta `[T, Hv]`.
+    """Outputs `[T, Hv, D]` of unit q, k `[T, Hk, D]`, v `[T, Hv, D]`, log decays g and beta `[T, Hv]`.
 
     ends: int `[documents + 1]`, cumulative lengths, all multiples of CHUNK, the last one T.
     """
@@ -93,7 +93,8 @@ def _gradients(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor, h: torch.Tensor, dh: torch.Tensor,
     g: torch.Tensor, dv: torch.Tensor, scale: float,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """q, k `[1, T, Hk, D]`; v, do, dv `[1, T, Hv, D]`; states h, dh `[1, N, Hv, K, V]`; g `[1, T, Hv]`, base 2.
+    """q, k `[1, T, Hk, D]`; v, do, dv `[1, T, Hv, D]`; states h, dh `[1, N, Hv, D, D]`; g `[1, T, Hv]`,
+    cumulative in each chunk, base 2.
 
     Returns dq, dk `[1, T, Hk, D]`, dw `[1, T, Hv, D]`, dg `[1, T, Hv]` float32.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class Encoder:
         """The assistant's words in a prompt, ends included; the open turn at its end is none."""
         found, opener = [], self._opener
         begins = [i for i, token in enumerate(tokens) if token == self._start]
-        for begin, after in zip(begins, begins[1:], strict=False):
+        for begin, after in pairwise(begins):
             if tokens[begin : begin + len(opener)] == opener:
                 found.append((begin + len(opener), tokens.index(self._end, begin, after) + 1))
         return found

@@ -1,7 +1,8 @@
 """Teacher-forced evaluation on held-out instances.
 
-A greedy answer is exactly right if and only if every token of the right answer is the model's best one given those
-before it, so one forward pass measures exactness. The engine's own runs are `python -m bench.tasks`.
+A greedy answer is exactly right if and only if every token of the right answer is the model's best one
+given those before it, so one forward pass measures exactness. The engine's own runs are `python -m
+bench.tasks`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _TEXTS = 60  # pieces of 2,048 tokens
 
 
 def evaluate(model: Model, parameters: Parameters, corpus: Path, device: str = "cuda") -> dict[str, Any]:
-    """By source: `exact` (share of instances), `loss` (nats a token), `agreement` (the MTP layer's best token against
-    the trunk's, share of tokens), `loss_nvfp4`; all over learned tokens."""
+    """By source: `exact` (share of instances), `loss` (nats a token), `agreement` (the MTP layer's best
+    token against the trunk's, share of tokens), `loss_nvfp4`; all over learned tokens."""
     encoder = Encoder()
     found: dict[str, Any] = {}
     for name, documents in _sources(encoder, corpus):

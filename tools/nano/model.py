@@ -1,8 +1,8 @@
 """Qwen3.5's text model with its MTP layer, as functions of stacked parameters, over packed documents.
 
-The mathematics is that of transformers' `Qwen3_5ForCausalLM` (tests compare the two). What differs: equal matrices
-of all layers are one stacked parameter, documents are packed on the token axis and kept apart, and everything
-between two sequence operators is one compiled function.
+The mathematics is that of transformers' `Qwen3_5ForCausalLM` (tests compare the two). What differs: equal
+matrices of all layers are one stacked parameter, documents are packed on the token axis and kept apart, and
+everything between two sequence operators is one compiled function.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _FULL = [i for i, kind in enumerate(G.layer_types()) if kind == "full_attention"
 MTP = G.LAYERS  # the MTP layer is the last row of every stack that it has a part in
 _KEYS, _VALUES, _QUERIES = G.KEY_HEADS * G.DELTA_DIM, G.VALUE_HEADS * G.DELTA_DIM, G.HEADS * G.HEAD_DIM
 _KV = G.KV_HEADS * G.HEAD_DIM
-_DIRECT = 1e-3, 1e-1  # range of the initial time steps, as in Mamba2
+_ZERO = ("delta.out", "attention.out", "mlp.down")
+_STEPS = 1e-3, 1e-1  # range of the initial time steps, as in Mamba2
 
 # Stacked matrices, `name: (count, rows, columns)`. Muon trains these; all of them may become NVFP4.
 MATRICES: dict[str, tuple[int, int, int]] = {
@@ -68,7 +69,8 @@ _OTHERS: dict[str, tuple[int, ...]] = {
 class Packing:
     """Where documents lie on the token axis.
 
-    positions: int64 `[T]`, counted from each document's start. ends: int32 `[documents + 1]`, cumulative lengths.
+    positions: int64 `[T]`, counted from each document's start. ends: int32 `[documents + 1]`, cumulative
+    lengths.
     longest: tokens of the longest document.
     """
 
@@ -83,20 +85,18 @@ class Packing:
 
 
 def initialize(seed: int, device: str) -> Parameters:
-    """Float32 leaf parameters. Output projections start at zero, so that every block starts as the identity."""
+    """Float32 leaf parameters. Output projections start at zero: every block starts as the identity."""
     generator = torch.Generator().manual_seed(seed)
     found: Parameters = {}
     for name, shape in (MATRICES | _OTHERS).items():
-        if name in ("delta.out", "attention.out", "mlp.down") or name.startswith("norm"):
-            value = torch.zeros(shape)
-        elif name.endswith("_norm"):
+        if name in _ZERO or name.startswith("norm") or name.endswith("_norm"):
             value = torch.zeros(shape)
         elif name == "delta.norm":
             value = torch.ones(shape)
         elif name == "delta.A_log":
             value = torch.empty(shape).uniform_(1, 16, generator=generator).log()
         elif name == "delta.dt_bias":
-            low, high = (math.log(x) for x in _DIRECT)
+            low, high = (math.log(x) for x in _STEPS)
             step = torch.empty(shape).uniform_(low, high, generator=generator).exp()
             value = step + torch.log(-torch.expm1(-step))  # inverse of softplus
         else:
@@ -178,7 +178,7 @@ def _attention_row(layer: int) -> int:
 
 
 def unbind(parameters: Parameters, dtype: torch.dtype) -> dict[str, Sequence[torch.Tensor]]:
-    """The stacks taken apart, matrices and the embedding in `dtype`; gradients reach the stacks in one piece."""
+    """The stacks taken apart, matrices and embedding in `dtype`; a stack's gradient comes in one piece."""
     found: dict[str, Sequence[torch.Tensor]] = {}
     for name, value in parameters.items():
         if name == "embedding":
@@ -218,8 +218,8 @@ class Model:
     def draft(self, p: Rows, hidden: torch.Tensor, following: torch.Tensor, packing: Packing) -> torch.Tensor:
         """`[T, HIDDEN]` of the MTP layer after its norm.
 
-        hidden: the text model's. following: int64 `[T]`, the token after each position. The row of position t predicts
-        the token at t + 2.
+        hidden: the text model's. following: int64 `[T]`, the token after each position. The row of position
+        t predicts the token at t + 2.
         """
         embedded = F.embedding(following, p["embedding"][0])
         x = self._join(embedded, hidden, *p["norm.mtp"], *p["mtp.fc"])
@@ -282,8 +282,9 @@ def _mlp(
 
 
 def _delta_in(
-    x: torch.Tensor, positions: torch.Tensor, norm: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    z: torch.Tensor, a: torch.Tensor, b: torch.Tensor, conv: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor,
+    x: torch.Tensor, positions: torch.Tensor, norm: torch.Tensor, q: torch.Tensor, k: torch.Tensor,
+    v: torch.Tensor, z: torch.Tensor, a: torch.Tensor, b: torch.Tensor, conv: torch.Tensor,
+    a_log: torch.Tensor, dt_bias: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """q, k, v, z `[T, heads, 128]`; g, beta `[T, heads]` float32."""
     h = _norm(x, norm)
@@ -308,8 +309,8 @@ def _delta_in(
 
 
 def _delta_out(
-    x: torch.Tensor, o: torch.Tensor, z: torch.Tensor, norm: torch.Tensor, out: torch.Tensor, post: torch.Tensor,
-    gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor,
+    x: torch.Tensor, o: torch.Tensor, z: torch.Tensor, norm: torch.Tensor, out: torch.Tensor,
+    post: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     y = o.float()
     y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + G.EPS) * norm.float() * F.silu(z.float())
@@ -317,8 +318,8 @@ def _delta_out(
 
 
 def _attention_in(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: torch.Tensor, q: torch.Tensor, gate: torch.Tensor,
-    k: torch.Tensor, v: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor,
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: torch.Tensor, q: torch.Tensor,
+    gate: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """q, k, v `[T, HEADS, 256]` (key and value heads repeated), gate `[T, HEADS * 256]`."""
     h = _norm(x, norm)

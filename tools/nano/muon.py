@@ -12,7 +12,7 @@ _STEPS = 5
 
 
 def orthogonalize(x: torch.Tensor) -> torch.Tensor:
-    """`[n, rows, columns]`: nearest (semi-)orthogonal matrices, roughly: singular values in about [0.7, 1.2]."""
+    """Roughly the nearest (semi-)orthogonal matrices of a stack: singular values in about [0.7, 1.2]."""
     tall = x.shape[-2] > x.shape[-1]
     y = (x.mT if tall else x).to(torch.bfloat16)
     y = y / (y.norm(dim=(-2, -1), keepdim=True) + 1e-7)
@@ -25,13 +25,13 @@ def orthogonalize(x: torch.Tensor) -> torch.Tensor:
 class Optimizer:
     """Steps parameters of float32 in place: Muon for those named in `matrices`, AdamW for the others.
 
-    The learning rates are those of the peak; `step(factor)` scales both. State starts at zero in every leg, so the
-    first steps of a leg warm up.
+    The learning rates are those of the peak; `step(factor)` scales both. State starts at zero in every leg,
+    so the first steps of a leg warm up.
     """
 
     def __init__(
-        self, parameters: Mapping[str, torch.Tensor], matrices: frozenset[str],
-        *, matrix_rate: float, other_rate: float, momentum: float = 0.95, betas: tuple[float, float] = (0.9, 0.95),
+        self, parameters: Mapping[str, torch.Tensor], matrices: frozenset[str], *, matrix_rate: float,
+        other_rate: float, momentum: float = 0.95, betas: tuple[float, float] = (0.9, 0.95),
     ) -> None:  # fmt: skip
         self._matrices = {name: p for name, p in parameters.items() if name in matrices}
         self._momenta = {name: torch.zeros_like(p) for name, p in self._matrices.items()}

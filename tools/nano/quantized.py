@@ -1,6 +1,7 @@
 """NVFP4 weights during training, with a straight-through gradient.
 
-Grid and scales are those of the format (16 weights share an E4M3 scale; E2M1 codes), scales by the largest magnitude.
+Grid and scales are those of the format (16 weights share an E4M3 scale; E2M1 codes), scales by the largest
+magnitude.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def nvfp4(weight: torch.Tensor) -> torch.Tensor:
 
 
 def with_nvfp4(parameters: Parameters) -> Parameters:
-    """The parameters with the layers' matrices in NVFP4; the MTP layer's stem, which no recipe quantizes so, is kept."""
+    """The parameters with all matrices in NVFP4 but the MTP layer's stem, which no recipe quantizes so."""
     return {
         name: nvfp4(value) if name in MATRICES and name != "mtp.fc" else value
         for name, value in parameters.items()

@@ -1,4 +1,4 @@
-"""Train ninfer-nano on one GPU, in legs that fit into ten minutes each: `python -m tools.nano.train --help`."""
+"""Train ninfer-nano on one GPU, in legs of less than ten minutes: `python -m tools.nano.train --help`."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _LOG_EVERY = 50
 class Schedule:
     """Learning rates of a leg.
 
-    steps: of this leg. seconds: the leg ends then at the latest, its schedule running by the clock if that is ahead of
-    the steps. constant: the part of the leg before the rates fall linearly to zero (1 = they stay). quantized: the part
-    of the leg after which every other step sees its matrices in NVFP4.
+    steps: of this leg. seconds: the leg ends then at the latest, its schedule running by the clock if that
+    is ahead of the steps. constant: the part of the leg before the rates fall linearly to zero (1 = they
+    stay). quantized: the part of the leg after which every other step sees its matrices in NVFP4.
     """
 
     steps: int
