@@ -22,35 +22,35 @@ FIRST = words(
     friendly frozen gentle giant glad golden good grand grave great green grey happy hard heavy hidden
     high hollow honest huge icy idle inner ivory jolly keen kind large late lazy left light little local
     lonely long loose loud low lucky main mellow mild misty modern narrow neat new nice noble north odd
-    old open orange outer pale patient pink plain polite poor proud pure purple quick quiet rapid rare
-    raw ready red rich right ripe rough round royal rusty sad safe salty secret shallow sharp short shy
-    silent silver simple slim slow small smooth soft solid sour south square steady steep stone strange
-    strict strong sunny sweet swift tall tame tender thick thin tidy tiny tough upper vast violet warm
-    weak west wet white wide wild wise wooden yellow young
+    old open orange outer pale patient pink plain polite poor proud pure purple quick quiet rapid rare raw
+    ready red rich right ripe rough round royal rusty sad safe salty secret shallow sharp short shy silent
+    silver simple slim slow small smooth soft solid sour south square steady steep stone strange strict
+    strong sunny sweet swift tall tame tender thick thin tidy tiny tough upper vast violet warm weak west
+    wet white wide wild wise wooden yellow young
     """
 )
 SECOND = words(
     """
-    anchor apple arrow badge ball barn basin basket beach bear bell bench bird boat book boot bottle
-    bowl box branch bread bridge broom brush bucket button cabin cable camel candle canoe card carpet
-    castle cat chain chair cheese church circle clock cloud coat coin corner cottage cow crane crown cup
-    curtain desert desk dog door dragon drum duck eagle engine falcon farm feather fence ferry field
-    finger fire fish flag flower flute forest fountain fox frog garden gate glass glove goat grape
-    hammer harbour hat hawk hill horse house island jacket jar kettle key kite knife ladder lake lamp
-    leaf lemon letter library lion lock map market meadow mill mirror mountain mouse nail needle nest
-    oak ocean orchard otter oven owl palace paper path pear pearl pencil piano pillow pine pipe planet
-    plate pocket pond potato rabbit raven ring river road robin rock roof room rope rose sail salmon
-    school shelf shell ship shirt shoe shop signal sky snake spoon spring star station stove street
-    summit swan table tailor temple tent thread tiger tower town trail train tree trumpet tunnel turtle
-    valley vase village violin wagon wall well whale wheel willow window wing winter wolf yard
+    anchor apple arrow badge ball barn basin basket beach bear bell bench bird boat book boot bottle bowl
+    box branch bread bridge broom brush bucket button cabin cable camel candle canoe card carpet castle
+    cat chain chair cheese church circle clock cloud coat coin corner cottage cow crane crown cup curtain
+    desert desk dog door dragon drum duck eagle engine falcon farm feather fence ferry field finger fire
+    fish flag flower flute forest fountain fox frog garden gate glass glove goat grape hammer harbour hat
+    hawk hill horse house island jacket jar kettle key kite knife ladder lake lamp leaf lemon letter
+    library lion lock map market meadow mill mirror mountain mouse nail needle nest oak ocean orchard
+    otter oven owl palace paper path pear pearl pencil piano pillow pine pipe planet plate pocket pond
+    potato rabbit raven ring river road robin rock roof room rope rose sail salmon school shelf shell ship
+    shirt shoe shop signal sky snake spoon spring star station stove street summit swan table tailor
+    temple tent thread tiger tower town trail train tree trumpet tunnel turtle valley vase village violin
+    wagon wall well whale wheel willow window wing winter wolf yard
     """
 )
 VALUE_WORDS = words(
     """
     acorn basil cedar cobalt coral cotton fern flax ginger granite hazel honey indigo iron jade jasmine
-    juniper lava lilac linen lotus maple marble mint moss nickel nutmeg olive onyx opal pepper plum
-    quartz ruby saffron sage sand satin silk slate steel sugar thyme tin topaz tulip velvet walnut wheat
-    wool zinc
+    juniper lava lilac linen lotus maple marble mint moss nickel nutmeg olive onyx opal pepper plum quartz
+    ruby saffron sage sand satin silk slate steel sugar thyme tin topaz tulip velvet walnut wheat wool
+    zinc
     """
 )
 

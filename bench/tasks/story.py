@@ -27,16 +27,17 @@ from bench.tasks.turns import in_split, opening
 # What the prompt asks for; the last part is a code word to mention or a sentence to end with.
 ASKS = (
     "Write a short story about {hero} named {name} {place}. Use the word {word}. {extra}",
-    "Tell me a short story about {hero} {place}. The main character is called {name}, and a {word} plays a part. "
+    "Tell me a short story about {hero} {place}. The main character is called {name}, and {an_word} plays "
+    "a part. "
     "{extra}",
-    "Please write a little story: {hero} with the name {name}, {place}, and a {word}. {extra}",
+    "Please write a little story: {hero} with the name {name}, {place}, and {an_word}. {extra}",
     "I would like a short story with the word {word} in it. It is about {hero} named {name} {place}. {extra}",
     "Write a story about {name}, {hero} {place}. The story must contain the word {word}. {extra}",
 )
 LONG_ASKS = (
     "Write a story in three chapters about {hero} named {name} {place}. Use the word {word}. {extra}",
-    "Tell a story with three numbered chapters about {name}, {hero} {place}. A {word} plays a part. {extra}",
-    "Please write a three-chapter story: {hero} with the name {name}, {place}, and a {word}. {extra}",
+    "Tell a story with three numbered chapters about {name}, {hero} {place}. {An_word} plays a part. {extra}",
+    "Please write a three-chapter story: {hero} with the name {name}, {place}, and {an_word}. {extra}",
 )
 ASK_CODE = ("Mention the code {code}.", "The code {code} must appear in it.", "Include the code {code}.")
 ASK_ENDING = ('End with the sentence "{ending}"', 'The last sentence is "{ending}"')
@@ -96,15 +97,22 @@ class _Cast:
         trait, trade, there, spot = choice(LAST["trait"]), choice(LAST["trade"]), *choice(PLACES)
         she, friend_she = name in SHE, friend in SHE
         kind, nature = choice(FRIENDS)
-        self.name, self.word, self.place = name, word, there
-        self.hero = f"{_article(trait)} {trade}"
+        self.name, self.word = name, word
+        hero, an_word = f"{_article(trait)} {trade}", _article(word)
+        self.asked = {
+            "hero": hero,
+            "name": name,
+            "place": there,
+            "word": word,
+            "an_word": an_word,
+            "An_word": an_word[0].upper() + an_word[1:],
+        }
         self.slots = {
             "N": name,
             "F": friend,
             "o": word,
-            "an_o": _article(word),
-            "hero": self.hero,
-            "trade": trade,
+            "an_o": an_word,
+            "hero": hero,
             "place": there,
             "spot": spot,
             "he": "she" if she else "he",
@@ -113,11 +121,8 @@ class _Cast:
             "His": "Her" if she else "His",
             "him": "her" if she else "him",
             "kind": kind,
-            "Kind": kind[0].upper() + kind[1:],
             "nature": nature,
             "fhe": "she" if friend_she else "he",
-            "fHe": "She" if friend_she else "He",
-            "fhis": "her" if friend_she else "his",
             "weather": choice(LAST["weather"]),
             "food": choice(LAST["food"]),
             "Word": word.capitalize(),
@@ -152,9 +157,7 @@ def _story(rng: random.Random, split: Split) -> tuple[str, str, Callable[[Reply]
     if code:
         told.append(rng.choice(CODE_SENTENCES).format_map({**cast.slots, "c": code}))
     told.append(ending or rng.choice(BEATS["end"]).format_map(cast.slots))
-    question = rng.choice(ASKS).format(
-        hero=cast.hero, name=cast.name, place=cast.place, word=cast.word, extra=extra
-    )
+    question = rng.choice(ASKS).format(**cast.asked, extra=extra)
     wanted = [cast.name, cast.word, *([code] if code else [])]
     return question, " ".join(told), story_check(wanted, ending)
 
@@ -172,9 +175,7 @@ def _story_long(rng: random.Random, split: Split) -> tuple[str, str, Callable[[R
                 told.append(rng.choice(CODE_SENTENCES).format_map({**cast.slots, "c": code}))
             told.append(ending or rng.choice(BEATS["end"]).format_map(cast.slots))
         parts.append(f"Chapter {number}: {title.format_map(cast.slots)}\n\n{' '.join(told)}")
-    question = rng.choice(LONG_ASKS).format(
-        hero=cast.hero, name=cast.name, place=cast.place, word=cast.word, extra=extra
-    )
+    question = rng.choice(LONG_ASKS).format(**cast.asked, extra=extra)
     wanted = [cast.name, cast.word, *([code] if code else [])]
     return question, "\n\n".join(parts), story_check(wanted, ending, 120, 700, chapters=3)
 

@@ -1,7 +1,8 @@
 """The words and sentences that stories are made of.
 
-Slots: {N} the hero, {he} {He} {his} {His} {him} the hero's pronouns, {F} the friend, {fhe} {fHe} {fhis} the friend's,
-{o} the object ({an_o} with its article), {hero} {trade} {place} {spot}, {kind} and {nature} of the animal helper.
+Slots: {N} the hero, {he} {He} {his} {His} {him} the hero's pronouns, {F} the friend, {fhe} its pronoun,
+{o} the object ({an_o} with its article), {hero} {place} {spot} {weather} {food}; {kind} and {nature} of an
+animal that helps.
 Within one story no sentence may be able to occur twice: every sentence stands in one beat of the tables only.
 """
 
@@ -11,23 +12,24 @@ from bench.tasks.turns import words
 
 SHE = words(
     """
-    Ada Alma Anna Bella Clara Dora Elsa Emma Flora Greta Hanna Ida Ines Irma Julia Karla Lena Lina Lucy Mara Maria
-    Mila Nadia Nora Olga Paula Petra Rosa Ruth Selma Sofia Tessa Vera Wilma Yara Zoe
+    Ada Alma Anna Bella Clara Dora Elsa Emma Flora Greta Hanna Ida Ines Irma Julia Karla Lena Lina Lucy
+    Mara Maria Mila Nadia Nora Olga Paula Petra Rosa Ruth Selma Sofia Tessa Vera Wilma Yara Zoe
     """
 )
 HE = words(
     """
-    Adam Anton Ben Bruno Carl Conrad David Emil Erik Felix Frank Georg Hans Hugo Ivan Jakob Jonas Karim Leo Lukas
-    Martin Milo Nico Nils Oscar Otto Pablo Paul Peter Rafael Samuel Simon Theo Tom Viktor Walter
+    Adam Anton Ben Bruno Carl Conrad David Emil Erik Felix Frank Georg Hans Hugo Ivan Jakob Jonas Karim
+    Leo Lukas Martin Milo Nico Nils Oscar Otto Pablo Paul Peter Rafael Samuel Simon Theo Tom Viktor Walter
     """
 )
 HEROES = [*SHE, *HE]
 OBJECTS = words(
     """
-    anchor apron arrow basket bell blanket book bottle box broom brush bucket button candle cap chain clock coat
-    coin compass cup drum feather flag flute glove hammer hat horn jacket jar kettle key kite knife ladder lamp
-    lantern letter map medal mirror needle paddle painting pencil pillow pipe plate pot purse ribbon ring rope
-    saddle scarf shell shovel spoon stamp sword telescope ticket torch trumpet umbrella vase violin wheel whistle
+    anchor apron arrow basket bell blanket book bottle box broom brush bucket button candle cap chain
+    clock coat coin compass cup drum feather flag flute glove hammer hat horn jacket jar kettle key kite
+    knife ladder lamp lantern letter map medal mirror needle paddle painting pencil pillow pipe plate pot
+    purse ribbon ring rope saddle scarf shell shovel spoon stamp sword telescope ticket torch trumpet
+    umbrella vase violin wheel whistle
     """
 )
 LAST = {
@@ -36,8 +38,8 @@ LAST = {
     ),
     "trade": words(
         """
-        baker farmer painter teacher sailor gardener carpenter shepherd tailor miller doctor singer fisher writer
-        cook student clockmaker postman librarian potter
+        baker farmer painter teacher sailor gardener carpenter shepherd tailor miller doctor singer fisher
+        writer cook student clockmaker postman librarian potter
         """
     ),
     "weather": words("sunny rainy windy cold warm misty cloudy grey bright frosty"),
@@ -80,8 +82,8 @@ FRIENDS = (
 )
 CODE_WORDS = words(
     """
-    ORCHID FALCON HARBOR COPPER MEADOW WINTER SILVER LEMON TIGER ROCKET MARBLE CEDAR AMBER COMET RAVEN LOTUS
-    SUMMIT DELTA GARNET PEPPER VIOLET ANCHOR CANDLE TUNNEL
+    ORCHID FALCON HARBOR COPPER MEADOW WINTER SILVER LEMON TIGER ROCKET MARBLE CEDAR AMBER COMET RAVEN
+    LOTUS SUMMIT DELTA GARNET PEPPER VIOLET ANCHOR CANDLE TUNNEL
     """
 )
 CODE_SENTENCES = (
@@ -163,7 +165,8 @@ BEATS: dict[str, tuple[str, ...]] = {
         "The road was long, and the sky was full of clouds.",
     ),
     "trouble": (
-        "On the way they came to a broken bridge. They built a raft from three logs and crossed the water slowly.",
+        "On the way they came to a broken bridge. They built a raft from three logs and crossed the water "
+        "slowly.",
         "A big dog blocked the path. {N} gave it something to eat, and it let them pass.",
         "Suddenly they were lost in thick fog. They held hands and followed the sound of a bell.",
         "A fallen tree lay across the way. They pushed and pulled until there was room enough.",
@@ -212,9 +215,11 @@ PLOTS: tuple[dict[str, tuple[str, ...]], ...] = (
             "{N} owned {an_o} and took it everywhere.",
         ),
         "problem": (
-            "One {weather} day the {o} was gone. {N} looked under the bed, behind the door and in the garden, but "
+            "One {weather} day the {o} was gone. {N} looked under the bed, behind the door and in the "
+            "garden, but "
             "found nothing.",
-            "But one evening {he} reached into {his} bag, and the {o} was not there. {He} must have lost it on the "
+            "But one evening {he} reached into {his} bag, and the {o} was not there. {He} must have lost "
+            "it on the "
             "way home.",
         ),
         "act": (
@@ -228,12 +233,15 @@ PLOTS: tuple[dict[str, tuple[str, ...]], ...] = (
             "{N} had made {an_o} with {his} own hands.",
         ),
         "problem": (
-            "One {weather} day the {o} fell on the stones and broke into two pieces. Nobody {place} could mend it.",
+            "One {weather} day the {o} fell on the stones and broke into two pieces. Nobody {place} could "
+            "mend it.",
             "But then the {o} broke, just before the great festival. There was no time to make a new one.",
         ),
         "act": (
-            "They warmed some glue, put the pieces together and waited until morning. Then the {o} was as good as new.",
-            "They worked all night with thread, wood and patience. In the morning the {o} was stronger than before.",
+            "They warmed some glue, put the pieces together and waited until morning. Then the {o} was as "
+            "good as new.",
+            "They worked all night with thread, wood and patience. In the morning the {o} was stronger "
+            "than before.",
         ),
     },
     {  # storm
@@ -242,12 +250,14 @@ PLOTS: tuple[dict[str, tuple[str, ...]], ...] = (
             "Above {his} door hung {an_o}, and nobody knew why.",
         ),
         "problem": (
-            "One night a great storm came. A boat was in danger, and the people on it could not see the land.",
+            "One night a great storm came. A boat was in danger, and the people on it could not see the "
+            "land.",
             "Then the river rose after days of rain. A child stood on a rock in the water and cried.",
         ),
         "act": (
             "They took the {o}, ran to {spot} and gave a sign with it. So everyone was saved.",
-            "With the {o} in {his} hand {N} went first, step by step. An hour later everybody was safe at {spot}.",
+            "With the {o} in {his} hand {N} went first, step by step. An hour later everybody was safe at "
+            "{spot}.",
         ),
     },
     {  # thief
@@ -257,10 +267,12 @@ PLOTS: tuple[dict[str, tuple[str, ...]], ...] = (
         ),
         "problem": (
             "But a magpie saw the {o} and carried it off. It flew away over the roofs.",
-            "In the night somebody took the {o} from the window. In the morning only a few footprints were left.",
+            "In the night somebody took the {o} from the window. In the morning only a few footprints "
+            "were left.",
         ),
         "act": (
-            "They followed the trail to {spot}. The thief was only a lonely child, who gave the {o} back and said "
+            "They followed the trail to {spot}. The thief was only a lonely child, who gave the {o} back "
+            "and said "
             "sorry.",
             "High up at {spot} they saw something shine. They climbed up and brought the {o} down again.",
         ),
@@ -275,7 +287,8 @@ PLOTS: tuple[dict[str, tuple[str, ...]], ...] = (
             "{N} tried three times and failed three times. The others began to laugh.",
         ),
         "act": (
-            "They practised in secret, day after day. When the great day came, {N} won the {o}, and the others clapped.",
+            "They practised in secret, day after day. When the great day came, {N} won the {o}, and the "
+            "others clapped.",
             "With a little help {he} saw what all the others had missed. So the {o} went to {N}.",
         ),
     },
@@ -289,9 +302,11 @@ PLOTS: tuple[dict[str, tuple[str, ...]], ...] = (
             "But the {o} was heavy and cold, and at night it seemed to whisper. It wanted to go home.",
         ),
         "act": (
-            "They carried the {o} to {spot} and laid it on the ground. At once it grew quiet, and flowers sprang up "
+            "They carried the {o} to {spot} and laid it on the ground. At once it grew quiet, and flowers "
+            "sprang up "
             "around it.",
-            "Together they asked the oldest woman at {spot}. She knew the {o} from her childhood and told them its "
+            "Together they asked the oldest woman at {spot}. She knew the {o} from her childhood and told "
+            "them its "
             "story.",
         ),
     },
@@ -302,11 +317,13 @@ PLOTS: tuple[dict[str, tuple[str, ...]], ...] = (
         ),
         "problem": (
             "The journey was long, and winter was near. After two days {he} did not know which way to go.",
-            "But on the third day {his} shoes had holes and {his} bread was gone. The {o} felt heavier with every "
+            "But on the third day {his} shoes had holes and {his} bread was gone. The {o} felt heavier "
+            "with every "
             "step.",
         ),
         "act": (
-            "They took turns and carried the {o} over the pass. When they arrived, the doors stood wide open.",
+            "They took turns and carried the {o} over the pass. When they arrived, the doors stood wide "
+            "open.",
             "They found a cart and a lazy horse. Before sunset the {o} was where it had to be.",
         ),
     },
@@ -321,7 +338,8 @@ PLOTS: tuple[dict[str, tuple[str, ...]], ...] = (
         ),
         "act": (
             "The advice was simple: share it. So one had the {o} on even days and the other on odd days.",
-            "They were told to close their eyes and count to ten. Then both had to laugh, and they used the {o} "
+            "They were told to close their eyes and count to ten. Then both had to laugh, and they used "
+            "the {o} "
             "together.",
         ),
     },
