@@ -1,1 +1,6 @@
-"""Tasks whose answers a program can check, generated from seeds; `python -m bench.tasks` runs them."""
+"""Tasks whose answers a program can check, generated from seeds, and their benchmark (`python -m bench.tasks`)."""
+
+from bench.tasks.registry import generators
+from bench.tasks.structured import canonical_jsonl
+
+__all__ = ["canonical_jsonl", "generators"]

@@ -58,7 +58,7 @@ def fused() -> Delta:
     One of its backward kernels refuses Hopper under Triton 3.4 to 3.7.0, whose compiler gets it wrong there;
     that step is computed by matrix products instead.
     """
-    import fla.ops.gated_delta_rule.chunk as library
+    import fla.ops.gated_delta_rule.chunk as library  # pyright: ignore[reportMissingImports]
 
     library.chunk_bwd_dqkwg = _Gradients()
 
@@ -86,7 +86,7 @@ class _Gradients:
 
     def __call__(self, **given: Any) -> tuple[torch.Tensor, ...]:
         names = ("q", "k", "v", "do", "h", "dh", "g", "dv")
-        return self._compute(*(given[name] for name in names), given["scale"])
+        return self._compute(*[given[name] for name in (*names, "scale")])
 
 
 def _gradients(

@@ -40,7 +40,8 @@ class Encoder:
         # Knows the control tokens wherever they stand, as the model's own output does.
         self._answers = RustTokenizer.from_file(str(folder / _ROLES[0]))
         self._start, self._end, self._stop = (
-            self._answers.token_to_id(word) for word in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+            int(self._answers.token_to_id(word) or 0)
+            for word in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
         )
         self._opener = [self._start, *self.frontend.encode("assistant\n")]
 

@@ -37,7 +37,7 @@ SOURCES = (*TEXT, *TASKS)
 # Lengths of pieces of text, in tokens, and how many of the pieces have each.
 PIECES = ((1_024, 0.70), (2_048, 0.20), (4_096, 0.07), (8_192, 0.03))
 
-# The weight of a source's tokens in the loss, where not 1: answers to long prompts are few tokens, texts many.
+# The weight of a source's tokens in the loss if not 1: answers to long prompts are few tokens, texts many.
 WEIGHTS = {
     "prose": 0.6,
     "code-files": 0.6,

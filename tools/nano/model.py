@@ -360,8 +360,8 @@ def attend_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packing: Pac
     """Causal attention inside each document, `[T, heads, 256]`, document by document."""
     outputs = []
     for begin, end in zip(packing.ends[:-1].tolist(), packing.ends[1:].tolist(), strict=True):
-        part = [x[begin:end].transpose(0, 1) for x in (q, k, v)]
-        outputs.append(F.scaled_dot_product_attention(*part, is_causal=True).transpose(0, 1))
+        a, b, c = (x[begin:end].transpose(0, 1) for x in (q, k, v))
+        outputs.append(F.scaled_dot_product_attention(a, b, c, is_causal=True).transpose(0, 1))
     return torch.cat(outputs)
 
 
