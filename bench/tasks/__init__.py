@@ -1,4 +1,4 @@
-"""Tasks whose answers a program can check, generated from seeds, and their benchmark (`python -m bench.tasks`)."""
+"""Tasks whose answers a program can check, drawn from seeds, and a benchmark (`python -m bench.tasks`)."""
 
 from bench.tasks.registry import generators
 from bench.tasks.structured import canonical_jsonl

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.tasks.draft import Draft, exact, generator
-from bench.tasks.functions import Function, draw_function
+from bench.tasks.python_functions import Function, draw_function
+from bench.tasks.reasoning import pair_keys
 from bench.tasks.sandbox import Refused, load
 from bench.tasks.task import Generator, Reply
 
@@ -72,11 +73,11 @@ _WRITE = (
     "Please write Python code: a function `{signature}` which {says}.",
 )
 _BARE = (
-    " Answer with the code only, without a code fence.",
-    " Write the bare code, no fence.",
-    " No Markdown, just the code.",
+    "Answer with the code only, without a code fence.",
+    "Write the bare code, no fence.",
+    "No Markdown, just the code.",
 )
-_FENCED = ("", "", " Answer with a code block only.", " Put the code into a ```python block.")
+_FENCED = ("", "", "Answer with a code block only.", "Put the code into a ```python block.")
 
 
 def _answer(rng: random.Random, source: str) -> tuple[str, str]:
@@ -89,8 +90,8 @@ def _answer(rng: random.Random, source: str) -> tuple[str, str]:
 def draw_written(rng: random.Random) -> Draft:
     function = draw_function(rng)
     form, text = _answer(rng, function.source)
-    request = rng.choice(_WRITE).format(signature=function.signature, says=function.says) + form
-    return Draft(request, text, does(function), ("function " + function.source,))
+    request = rng.choice(_WRITE).format(signature=function.signature, says=function.says)
+    return Draft(f"{request} {form}".rstrip(), text, does(function), ("function " + function.source,))
 
 
 # --- fix
@@ -162,14 +163,15 @@ def _plain(source: str, name: str) -> Callable[..., Any] | None:
 
 
 _FIX = (
-    "This function should be such that it {says}, but it has a mistake:\n\n```python\n{broken}\n```\n\n`{call}` gives "
-    "{wrong} instead of {right}. Write the repaired function.",
-    "`{call}` should return {right} but returns {wrong}. The function {says}, or it should. Repair it.\n\n"
-    "```python\n{broken}\n```",
-    "Find and fix the bug.\n\n```python\n{broken}\n```\n\nWhat is wanted: it {says}. For example, `{call}` must be "
-    "{right}, not {wrong}.",
-    "Here is a function with one mistake. Wanted: it {says}.\n```python\n{broken}\n```\nExpected `{call}` == {right}, got "
-    "{wrong}. Give the corrected code.",
+    "This function should be such that it {says}, but it has a "
+    "mistake:\n\n```python\n{broken}\n```\n\n`{call}` gives {wrong} instead of {right}. Write the "
+    "repaired function.",
+    "`{call}` should return {right} but returns {wrong}. The function {says}, or it should. Repair "
+    "it.\n\n```python\n{broken}\n```",
+    "Find and fix the bug.\n\n```python\n{broken}\n```\n\nWhat is wanted: it {says}. For example, "
+    "`{call}` must be {right}, not {wrong}.",
+    "Here is a function with one mistake. Wanted: it {says}.\n```python\n{broken}\n```\nExpected `{call}` "
+    "== {right}, got {wrong}. Give the corrected code.",
 )
 
 
@@ -195,7 +197,9 @@ def draw_fix(rng: random.Random) -> Draft:
                 request = rng.choice(_FIX).format(
                     says=function.says, broken=broken, call=call, wrong=repr(got), right=repr(wanted)
                 )
-                return Draft(request + form, text, does(function), (f"fix {function.source} {broken}",))
+                return Draft(
+                    f"{request}\n{form}".rstrip(), text, does(function), (f"fix {function.source} {broken}",)
+                )
 
 
 # --- trace
@@ -217,6 +221,7 @@ class _Program:
         self.lines: list[str] = []
         self.work: list[str] = []
         self.values: dict[str, int] = {}
+        self.keys: list[str] = []
         self.free = rng.sample(_VARIABLES, 6)
 
     def term(self) -> tuple[str, int]:
@@ -228,6 +233,7 @@ class _Program:
         return str(value), value
 
     def compute(self, sign: str, left: int, right: int) -> int:
+        self.keys += pair_keys(sign, left, right)
         return left + right if sign == "+" else left - right if sign == "-" else left * right
 
     def start(self) -> None:
@@ -281,16 +287,15 @@ class _Program:
         compared = self.rng.choice("<>")
         value = self.values[name]
         true = value > limit if compared == ">" else value < limit
-        result = value + change if true else value - change
+        sign = "+" if true else "-"
+        result = self.compute(sign, value, change)
         self.lines += [
             f"if {name} {compared} {limit}:",
             f"    {name} += {change}",
             "else:",
             f"    {name} -= {change}",
         ]
-        self.work.append(
-            f"{value} {compared} {limit} is {true}: {name} = {value} {'+' if true else '-'} {change} = {result}"
-        )
+        self.work.append(f"{value} {compared} {limit} is {true}: {name} = {value} {sign} {change} = {result}")
         self.values[name] = result
 
     def show(self) -> str:
@@ -305,7 +310,7 @@ class _Program:
         if kind < 0.75:
             self.lines.append(f"print({left}, {right})")
             return f"{self.values[left]} {self.values[right]}"
-        total = self.values[left] + self.values[right]
+        total = self.compute("+", self.values[left], self.values[right])
         self.lines.append(f"print({left} + {right})")
         self.work.append(f"{self.values[left]} + {self.values[right]} = {total}")
         return str(total)
@@ -328,7 +333,7 @@ def draw_trace(rng: random.Random) -> Draft:
         rng.choice(_TRACE).format(source=source),
         output,
         exact(output),
-        ("trace " + source,),
+        ("trace " + source, *program.keys),
         "\n".join(program.work),
     )
 

@@ -1,4 +1,4 @@
-"""From one drawn question to a task: which split it belongs to, system prompts, earlier turns, output room."""
+"""From one drawn question to a task: which split it belongs to, system prompts, earlier turns, room."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ _SYSTEMS = (
 class Draft:
     """A question and its answer, before it is dressed as a conversation.
 
-    keys: what identifies the instance whatever its wording. A training instance has no held-out key; the first
-        key of a held-out instance is held out. reasoning: the thinking block; a task that has one thinks.
+    keys: what identifies the instance whatever its wording. A training instance has no held-out key; the
+        first key of a held-out instance is held out.
+    reasoning: the thinking block; a task that has one thinks.
     """
 
     prompt: str
@@ -69,7 +70,7 @@ def room(text: str) -> int:
 
 
 def generator(name: str, category: str, draw: Draw, held_out_draw: Draw | None = None) -> Generator:
-    """A generator of tasks around `draw`; `held_out_draw` replaces it, and its keys, in the held-out split."""
+    """A generator of tasks around `draw`; `held_out_draw`, if any, replaces it in the held-out split."""
 
     def one(rng: random.Random, split: Split) -> Draft:
         if split == "heldout" and held_out_draw is not None:

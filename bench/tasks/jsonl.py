@@ -38,9 +38,19 @@ RUNS = Layout(
     "status",
     "warn",
     "ok",
-    tuple(
-        "qwen3.8-27b qwen3.5-9b qwen3.6-35b ninfer-nano nano-23m llama-8b mistral-7b alpha-1 delta-70b gamma-2b "
-        "qwen3.5-4b qwen3.8-27b".split()
+    (
+        "qwen3.8-27b",
+        "qwen3.5-9b",
+        "qwen3.6-35b",
+        "ninfer-nano",
+        "nano-23m",
+        "llama-8b",
+        "mistral-7b",
+        "alpha-1",
+        "delta-70b",
+        "gamma-2b",
+        "qwen3.5-4b",
+        "qwen3.8-27b",
     ),
 )
 LAYOUTS = (
@@ -79,7 +89,7 @@ LAYOUTS = (
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Record k of `count` (from 1): start + k - 1, base + step k, base2 + step2 k; rare if k % period == 0."""
+    """Record k (1 to count): start + k - 1, base + step k, base2 + step2 k; rare if k % period == 0."""
 
     layout: Layout
     constant: str
@@ -156,28 +166,28 @@ _CLOSINGS = (
     "Answer with the lines only.",
 )
 _FORMULA = (
-    'Record i (i = 1 to {count}) has {counter} = i, {constant} = "{text}", {first} = {base} + {step} * i (so '
-    "{a} in the first record), {second} = {base2} + {step2} * i (so {b} in the first record), and {state} = "
-    '"{rare}" if i is divisible by {period}, otherwise "{usual}".',
-    'For record i, counting from 1: {counter} is i, {constant} is "{text}", {first} is {base} + {step} * i, '
-    '{second} is {base2} + {step2} * i, and {state} is "{rare}" when i is a multiple of {period} and "{usual}" '
-    "otherwise.",
-    'Rules for record i = 1, 2, ..., {count}:\n- {counter}: i\n- {constant}: always "{text}"\n- {first}: {base} + '
-    '{step} * i ({a}, {a2}, ...)\n- {second}: {base2} + {step2} * i ({b}, {b2}, ...)\n- {state}: "{rare}" if i % '
-    '{period} == 0, else "{usual}"',
-    'Rules: {constant}="{text}", {counter}=i, {first}={base}+{step}i, {second}={base2}+{step2}i, {state}="{rare}" '
-    'if i%{period}==0 else "{usual}", for i from 1 to {count}.',
+    'Record i (i = 1 to {count}) has {counter} = i, {constant} = "{text}", {first} = {base} + {step} * i '
+    "(so {a} in the first record), {second} = {base2} + {step2} * i (so {b} in the first record), and "
+    '{state} = "{rare}" if i is divisible by {period}, otherwise "{usual}".',
+    'For record i, counting from 1: {counter} is i, {constant} is "{text}", {first} is {base} + {step} * '
+    'i, {second} is {base2} + {step2} * i, and {state} is "{rare}" when i is a multiple of {period} and '
+    '"{usual}" otherwise.',
+    'Rules for record i = 1, 2, ..., {count}:\n- {counter}: i\n- {constant}: always "{text}"\n- {first}: '
+    "{base} + {step} * i ({a}, {a2}, ...)\n- {second}: {base2} + {step2} * i ({b}, {b2}, ...)\n- {state}: "
+    '"{rare}" if i % {period} == 0, else "{usual}"',
+    'Rules: {constant}="{text}", {counter}=i, {first}={base}+{step}i, {second}={base2}+{step2}i, '
+    '{state}="{rare}" if i%{period}==0 else "{usual}", for i from 1 to {count}.',
 )
 _STEPS = (
-    '{counter} counts up from {start}. {constant} is always "{text}". {first} starts at {a} and grows by {step} '
-    'with every record. {second} starts at {b} and grows by {step2}. {state} is "{rare}" in every record whose '
-    'position is a multiple of {period}, and "{usual}" in all others.',
-    'Rules:\n- {counter}: {start}, {start2}, and so on\n- {constant}: "{text}"\n- {first}: {a} in the first record, '
-    "then {step} more in each\n- {second}: {b} in the first record, then {step2} more in each\n- {state}: "
-    '"{rare}" in records number {period}, {period2}, ...; "{usual}" in the rest',
-    '{constant} stays "{text}"; {counter} begins at {start} and rises by 1; {first} begins at {a} and rises by '
-    '{step}; {second} begins at {b} and rises by {step2}. Every {ordinal} record has {state} "{rare}", the others '
-    'have "{usual}".',
+    '{counter} counts up from {start}. {constant} is always "{text}". {first} starts at {a} and grows by '
+    '{step} with every record. {second} starts at {b} and grows by {step2}. {state} is "{rare}" in every '
+    'record whose position is a multiple of {period}, and "{usual}" in all others.',
+    'Rules:\n- {counter}: {start}, {start2}, and so on\n- {constant}: "{text}"\n- {first}: {a} in the '
+    "first record, then {step} more in each\n- {second}: {b} in the first record, then {step2} more in "
+    'each\n- {state}: "{rare}" in records number {period}, {period2}, ...; "{usual}" in the rest',
+    '{constant} stays "{text}"; {counter} begins at {start} and rises by 1; {first} begins at {a} and '
+    "rises by {step}; {second} begins at {b} and rises by {step2}. Every {ordinal} record has {state} "
+    '"{rare}", the others have "{usual}".',
 )
 
 

@@ -1,4 +1,4 @@
-"""Runs small functions that a model wrote: a whitelist of syntax, a budget of steps, bounds on every value."""
+"""Runs small functions that a model wrote: whitelisted syntax, a budget of steps, bounds on every value."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ class Refused(Exception):
 
 
 _NODES: tuple[type[ast.AST], ...] = (
-    ast.Module, ast.FunctionDef, ast.arguments, ast.arg, ast.Return, ast.Assign, ast.AugAssign, ast.For, ast.While,
-    ast.If, ast.Expr, ast.Pass, ast.Break, ast.Continue, ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.Call,
-    ast.keyword, ast.Name, ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp,
-    ast.DictComp, ast.GeneratorExp, ast.comprehension, ast.Subscript, ast.Slice, ast.IfExp, ast.JoinedStr,
-    ast.FormattedValue, ast.Attribute, ast.Load, ast.Store, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Div,
-    ast.Mod, ast.Pow, ast.And, ast.Or, ast.Not, ast.USub, ast.UAdd, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt,
-    ast.GtE, ast.In, ast.NotIn, ast.Is, ast.IsNot,
+    ast.Module, ast.FunctionDef, ast.arguments, ast.arg, ast.Return, ast.Assign, ast.AugAssign, ast.For,
+    ast.While, ast.If, ast.Expr, ast.Pass, ast.Break, ast.Continue, ast.BinOp, ast.BoolOp, ast.UnaryOp,
+    ast.Compare, ast.Call, ast.keyword, ast.Name, ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict,
+    ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.comprehension, ast.Subscript, ast.Slice,
+    ast.IfExp, ast.JoinedStr, ast.FormattedValue, ast.Attribute, ast.Load, ast.Store, ast.Add, ast.Sub,
+    ast.Mult, ast.FloorDiv, ast.Div, ast.Mod, ast.Pow, ast.And, ast.Or, ast.Not, ast.USub, ast.UAdd, ast.Eq,
+    ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn, ast.Is, ast.IsNot,
 )  # fmt: skip
 _BUILTINS: dict[str, Any] = {
     function.__name__: function
     for function in (
-        abs, all, any, bool, dict, divmod, enumerate, int, len, list, max, min, range, reversed, round, set, sorted,
-        sum, tuple, zip,
+        abs, all, any, bool, dict, divmod, enumerate, int, len, list, max, min, range, reversed, round,
+        set, sorted, sum, tuple, zip,
     )
 }  # fmt: skip
 _SHADOWED = frozenset(_BUILTINS) | {"str"}
-_METHODS = frozenset(
-    "append capitalize count endswith find get index insert isalpha isdigit islower isupper items join keys lower "
-    "lstrip pop remove replace reverse rstrip sort split startswith strip swapcase title upper values".split()
-)
+_METHODS = frozenset({
+    "append", "capitalize", "count", "endswith", "find", "get", "index", "insert", "isalpha", "isdigit",
+    "islower", "isupper", "items", "join", "keys", "lower", "lstrip", "pop", "remove", "replace",
+    "reverse", "rstrip", "sort", "split", "startswith", "strip", "swapcase", "title", "upper", "values",
+})  # fmt: skip
 _KEYWORDS = frozenset({"reverse", "key", "default", "start"})
 
 

@@ -81,12 +81,12 @@ def draw_csv(rng: random.Random) -> Draft:
 # --- json_schema
 
 _SCHEMA = (
-    "Here is a JSON schema:\n{schema}\n\nFacts: {facts}\n\nWrite the JSON object that the facts give, in the order of "
-    "the schema, on one line. Leave out what the facts do not say.",
-    "{facts}\n\nPut this into a JSON object that follows the schema\n{schema}\n\nOne line, properties in the schema's "
-    "order, nothing that the text does not say.",
-    "Extract the data from the text as JSON.\nSchema: {schema}\nText: {facts}\nAnswer with one JSON object on one line; "
-    "omit unknown properties.",
+    "Here is a JSON schema:\n{schema}\n\nFacts: {facts}\n\nWrite the JSON object that the facts give, in "
+    "the order of the schema, on one line. Leave out what the facts do not say.",
+    "{facts}\n\nPut this into a JSON object that follows the schema\n{schema}\n\nOne line, properties in "
+    "the schema's order, nothing that the text does not say.",
+    "Extract the data from the text as JSON.\nSchema: {schema}\nText: {facts}\nAnswer with one JSON "
+    "object on one line; omit unknown properties.",
     "Fill this schema: {schema}\nUse only these facts: {facts}\nReply with the object alone, on one line.",
 )
 
