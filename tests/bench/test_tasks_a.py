@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.tasks import canonical_jsonl, generators, jsonl
+from bench.tasks import canonical_jsonl, code, generators, jsonl, reasoning, structured
 from bench.tasks.code import unfenced
 from bench.tasks.draft import held_out
 from bench.tasks.python_functions import TEMPLATES, draw_function
@@ -35,6 +35,13 @@ def asked(task: Task) -> str:
 
 def said(task: Task) -> str:
     return task.answer["content"]
+
+
+@pytest.mark.parametrize("name", sorted({**structured.GENERATORS, **reasoning.GENERATORS, **code.GENERATORS}))
+def test_one_character_less_at_either_end_is_wrong(name: str) -> None:
+    for task in drawn(name, count=40):
+        assert not task.check(Reply(said(task)[1:]))
+        assert not task.check(Reply(said(task)[:-1]))
 
 
 # --- jsonl

@@ -87,7 +87,6 @@ def test_truncated_and_empty_answers_are_rejected(name: str) -> None:
             assert not task.check(replace(reply, tool_calls=reply.tool_calls[:-1]))
         else:
             assert not task.check(replace(reply, content=reply.content[: len(reply.content) // 2]))
-            assert not task.check(replace(reply, content=reply.content[1:]))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,3 +104,4 @@ def test_promised_generators_are_there() -> None:
     )
     for category, names in zip(("structured", "reasoning", "code"), promised, strict=True):
         assert {drawn(name)[0].category for name in names} == {category}
+    assert {drawn(name)[0].category for name in NAMES} == set(CATEGORIES)
