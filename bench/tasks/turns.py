@@ -25,8 +25,10 @@ def in_split(key: str, split: Split) -> bool:
 
 
 def part(values: Sequence[str], split: Split) -> list[str]:
-    """Those of `values` that belong to `split`."""
-    return [value for value in values if in_split(value, split)]
+    """Those of `values` that belong to `split`: an eighth, and at least one, is held out."""
+    ordered = sorted(values, key=lambda value: zlib.crc32(value.encode()))
+    held_out = max(1, len(ordered) // HELD_OUT_SHARE)
+    return ordered[:held_out] if split == "heldout" else ordered[held_out:]
 
 
 def opening(
