@@ -62,13 +62,14 @@ def story_check(
 ) -> Callable[[Reply], bool]:
     """Whether a reply is a story: every wanted word occurs, `ending` (if any) comes last, it has `least` to
     `most` words and `chapters` headings in order, ends with a full stop, and repeats no sentence."""
-    patterns = [re.compile(rf"(?<![\w-]){re.escape(word)}(?!\w)", re.IGNORECASE) for word in wanted]
 
     def check(reply: Reply) -> bool:
         text = reply.content.strip()
         if reply.tool_calls or not text.endswith(".") or not least <= len(text.split()) <= most:
             return False
-        if not all(pattern.search(text) for pattern in patterns) or not text.endswith(ending):
+        if not text.endswith(ending):
+            return False
+        if not all(re.search(rf"(?<![\w-]){re.escape(word)}(?!\w)", text, re.IGNORECASE) for word in wanted):
             return False
         if [int(number) for number in _HEADING.findall(text)] != list(range(1, chapters + 1)):
             return False
