@@ -58,8 +58,8 @@ def _translation(to_orvali: bool, rng: random.Random, split: Split) -> tuple[str
     return rng.choice(TO_ENGLISH).format(foreign), english
 
 
-# Words of glossary sentences: "QUANTITY [ADJECTIVE] NOUNS VERB QUANTITY [ADJECTIVE] NOUNS", all plural, so that
-# a translation word by word is whole English.
+# Words of glossary sentences: "QUANTITY [ADJECTIVE] NOUNS VERB QUANTITY [ADJECTIVE] NOUNS", all plural, so
+# that a translation word by word is whole English.
 QUANTITIES = words("two three four five six seven eight nine ten many some few all most several")
 COLOURS = words(
     """
