@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from bench.tasks import code, reasoning, structured
+from bench.tasks import code, reasoning, retrieval, story, structured, tools, translation
 from bench.tasks.task import Generator
 
-_ROOMS = (structured, reasoning, code)
+_ROOMS = (structured, reasoning, code, retrieval, story, translation, tools)
 
 
 def generators() -> Mapping[str, Generator]:
