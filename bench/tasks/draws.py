@@ -174,6 +174,10 @@ def symbol(rng: random.Random) -> str:
     return "".join(rng.choice("ABCDEFGHIKLMNOPRSTUVWXYZ") for _ in range(rng.choice((3, 4))))
 
 
+def errand(rng: random.Random) -> str:
+    return f"{rng.choice(('clean', 'buy', 'repair', 'check', 'sell', 'paint'))} the {rng.choice(NOUNS)}"
+
+
 def page(rng: random.Random) -> str:
     return f"https://{rng.choice(STEMS)}.example.org/{rng.choice(NOUNS)}"
 

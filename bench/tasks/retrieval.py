@@ -12,7 +12,7 @@ from bench.tasks.task import Generator, Reply, Split, Task
 from bench.tasks.turns import in_split, opening, words
 
 KV_SIZES = (512, 2048, 8192)
-TURN_TOKENS = 24  # chat markers, a system prompt and the empty thinking block around a single question
+TURN_TOKENS = 14  # chat markers and the empty thinking block around a question
 
 FIRST = words(
     """
@@ -158,7 +158,9 @@ def _key_values(
 
     lines: list[str] = []
     values = [entries.value() for _ in asked]
-    used = count(header) + sum(count(question) + TURN_TOKENS for question in questions)
+    messages = opening(rng, None)
+    used = count(header) + 4 + sum(count(message["content"]) for message in messages)
+    used += sum(count(question) + TURN_TOKENS for question in questions)
     used += sum(count(value) for value in values[:-1])
     used += sum(count(f"{key}: {value}\n") for key, value in zip(asked, values, strict=True))
     while True:
@@ -173,7 +175,6 @@ def _key_values(
         lines.insert(min(int(depth * total), len(lines)), f"{key}: {value}")
 
     block = header + "\n\n" + "\n".join(lines)
-    messages = opening(rng, None)
     for index, question in enumerate(questions):
         text = question
         if index == 0:
@@ -197,7 +198,7 @@ def kv_at(
     count: tokens of a text; pass a tokenizer's for exact sizes.
     """
     name = f"kv{tokens}"
-    return _key_values(rng, split, name, tokens * rng.uniform(0.93, 0.965), [depth], count)
+    return _key_values(rng, split, name, tokens * rng.uniform(0.955, 0.98), [depth], count)
 
 
 def _sized(tokens: int) -> Generator:

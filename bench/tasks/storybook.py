@@ -191,6 +191,43 @@ BEATS: dict[str, tuple[str, ...]] = {
         "The neighbours came with lights and flowers and wanted to hear everything.",
         "Everybody sat around the big table and ate {food}.",
     ),
+    "house": (
+        "The house was small, with a blue door and a chimney that was always smoking.",
+        "The rooms were low and warm, and in front of the window grew a rose.",
+        "From the kitchen one could see the hills. Behind the house there were three apple trees.",
+        "There was only one room, but it had the best view of all.",
+    ),
+    "people": (
+        "The people there were friendly and talked a lot about the weather.",
+        "Everybody knew everybody, and a secret never lasted longer than a day.",
+        "There were few people, but many stories. The oldest ones were told in winter.",
+        "On Sundays the children played ball until it was dark.",
+    ),
+    "leave": (
+        "So {N} put on a coat, locked the door and set out.",
+        "Before the sun was up {N} was on {his} way. The grass was still wet.",
+        "{N} packed a bag, blew out the candle and went outside.",
+    ),
+    "meet": (
+        "At a crossroads stood an old man with a cart. He pointed to the left and went on without a word.",
+        "Soon they met a woman with a basket of eggs. She told them which way was the shortest.",
+        "A boy with a stick and six sheep showed them the right path. He wanted nothing for it.",
+    ),
+    "rest": (
+        "At noon they sat down on a wall and shared an apple.",
+        "In the shade of a tree they rested for a while. A bird sang above them.",
+        "They drank cold water from a well and washed their faces.",
+    ),
+    "moment": (
+        "For a moment {N} stood still and looked around. Everything was silent.",
+        "{N} took a deep breath. Now it had to be done.",
+        "The decisive moment had come, and {N} was not afraid any more.",
+    ),
+    "evening": (
+        "When they came home, a light was burning in every window.",
+        "It was late when they saw the first roofs again. Dogs barked, and somebody opened a door.",
+        "The sky was red when the journey was over.",
+    ),
     "end": (
         "And they lived happily for many years.",
         "And {N} was happy.",
@@ -202,9 +239,9 @@ BEATS: dict[str, tuple[str, ...]] = {
 
 # Chapters of a long story, as beats.
 CHAPTERS = (
-    ("open", "daily", "morning", "meal", "start", "problem"),
-    ("worry", "help", "road", "trouble", "talk", "night"),
-    ("act", "home", "feast", "after"),
+    ("open", "house", "daily", "people", "morning", "meal", "start", "problem"),
+    ("worry", "help", "leave", "road", "meet", "trouble", "talk", "rest", "night"),
+    ("moment", "act", "home", "evening", "feast", "after"),
 )
 
 # What happens: how the object comes in, what goes wrong, how it is put right.

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench.tasks.functions import FUNCTIONS, Function
+from bench.tasks.catalogue import FUNCTIONS, Function
 from bench.tasks.task import Generator, Reply, Split, Task
 from bench.tasks.turns import opening
 
@@ -201,7 +201,16 @@ def _calling(name: str, thinking: bool) -> Generator:
             return right(reply) and bool(reply.reasoning) and all(name in reply.reasoning for name in names)
 
         check = named if thinking else right
-        return Task(name, "tools", messages, answer, check, thinking=thinking, tools=tools, max_new=512 if thinking else 384)
+        return Task(
+            name,
+            "tools",
+            messages,
+            answer,
+            check,
+            thinking=thinking,
+            tools=tools,
+            max_new=512 if thinking else 384,
+        )
 
     return generate
 
