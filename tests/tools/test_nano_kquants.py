@@ -84,7 +84,7 @@ def test_the_search_beats_plain_rounding_in_every_block(kind: str, sample: str) 
     x = SAMPLES[sample]
     ours = _squares(_decoded(kind, ENCODERS[kind][0](x)) - x.astype(np.float64))
     plain = _squares(PLAIN[kind](x) - x)
-    assert (ours <= plain * (1 + 1e-6)).all(), (ours / plain).max()
+    assert (ours <= plain * (1 + 1e-6) + 1e-13 * _squares(x.astype(np.float64))).all()
     if sample in ("normal", "heavy tails"):
         assert ours.sum() <= 0.85 * plain.sum()
 
@@ -93,9 +93,9 @@ def _squares(errors: np.ndarray) -> np.ndarray:
     return np.square(errors).reshape(-1, 256).sum(1)
 
 
-@pytest.mark.parametrize(("kind", "limit"), [("Q4_K", 1.02), ("Q6_K", 1.06)])
+@pytest.mark.parametrize(("kind", "limit"), [("Q4_K", 1.05), ("Q6_K", 1.06)])
 def test_the_error_is_close_to_the_optimum(kind: str, limit: float) -> None:
-    """Against a dense search over scales (and minima) of every sub-block that need not fit the format."""
+    """Against a bound out of reach: the best scales and minima of a grid, each sub-block by itself."""
     x = SAMPLES["normal"][:4].reshape(-1, 256)
     error = np.square(_decoded(kind, ENCODERS[kind][0](x)) - x.astype(np.float64)).sum()
     size = 32 if kind == "Q4_K" else 16
@@ -118,7 +118,7 @@ def _optimum(part: np.ndarray, kind: str) -> float:
 
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_constant_blocks(kind: str) -> None:
-    x = np.repeat(np.float32([[0], [0.5], [-2], [3e-9]]), 256, 1)
+    x = np.repeat(np.array([[0], [0.5], [-2], [3e-9]], np.float32), 256, 1)
     found = _decoded(kind, ENCODERS[kind][0](x))
     assert not found[0].any()
     assert np.allclose(found[1:3], x[1:3], rtol=0.01)

@@ -78,7 +78,9 @@ def read_shards(folder: Path) -> dict[str, torch.Tensor]:
     for path in paths:
         tensors = _load(path)
         for name in tensors.keys() & found.keys():
-            raise ConversionError(f"{path} has the tensor '{name}' once more; remove stale shards from {folder}")
+            raise ConversionError(
+                f"{path} has the tensor '{name}' once more; remove stale shards from {folder}"
+            )
         found |= tensors
     return checked(found, folder)
 
@@ -97,11 +99,13 @@ def read_resources(folder: Path) -> dict[str, bytes]:
 
 
 def checked(tensors: Mapping[str, torch.Tensor], owner: Path) -> dict[str, torch.Tensor]:
-    """All tensors of the geometry in the folder's dtypes; refuses missing, unknown, misshapen, non-finite ones."""
+    """All tensors of the geometry in the folder's dtypes; refuses incomplete, foreign and non-finite ones."""
     shapes = tensor_shapes()
     missing, unknown = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
     if missing:
-        raise ConversionError(f"{owner} lacks {len(missing)} of {len(shapes)} tensors, the first is '{missing[0]}'")
+        raise ConversionError(
+            f"{owner} lacks {len(missing)} of {len(shapes)} tensors, the first is '{missing[0]}'"
+        )
     if unknown:
         raise ConversionError(f"{owner} has the tensor '{unknown[0]}', which {g.NAME} does not have")
     found = {}
@@ -114,7 +118,9 @@ def checked(tensors: Mapping[str, torch.Tensor], owner: Path) -> dict[str, torch
         if tensor.dtype not in (torch.bfloat16, dtype):
             raise ConversionError(f"'{name}' of {owner} is {tensor.dtype}; save it as {dtype}")
         if not bool(torch.isfinite(tensor).all()):
-            raise ConversionError(f"'{name}' of {owner} has values that are not finite; the training diverged")
+            raise ConversionError(
+                f"'{name}' of {owner} has values that are not finite; the training diverged"
+            )
         found[name] = tensor.to(dtype).contiguous()
     return found
 

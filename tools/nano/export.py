@@ -1,9 +1,9 @@
 """From the training's shards to the shipped artifact, and from that file to everything else.
 
-    python -m tools.nano.export hf SHARDS_DIR OUT_FOLDER        shards -> Hugging Face folder
-    python -m tools.nano.export artifact HF_FOLDER OUT.ninfer   folder -> the artifact that ships, 8-bit
-    python -m tools.nano.export rebuild ARTIFACT OUT_FOLDER     artifact -> BF16 folder, byte for byte the same
-    python -m tools.nano.export profiles ARTIFACT OUT_DIR       artifact -> the other weight profiles
+python -m tools.nano.export hf SHARDS_DIR OUT_FOLDER        shards -> Hugging Face folder
+python -m tools.nano.export artifact HF_FOLDER OUT.ninfer   folder -> the artifact that ships, 8-bit
+python -m tools.nano.export rebuild ARTIFACT OUT_FOLDER     artifact -> BF16 folder, byte for byte the same
+python -m tools.nano.export profiles ARTIFACT OUT_DIR       artifact -> the other weight profiles
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def write_hf(shards: Path, out: Path, tokenizer: Path = checkpoint.TOKENIZER) ->
 
 
 def write_artifact(folder: Path, out: Path) -> Report:
-    """The artifact that ships. It names its source by the folder's own name, so no machine's paths are kept."""
+    """The artifact that ships."""
     report = _convert(folder, out, RECIPE)
     size = out.stat().st_size
     if size > LIMIT:
@@ -45,7 +45,7 @@ def write_artifact(folder: Path, out: Path) -> Report:
 
 
 def write_profiles(artifact: Path, out: Path) -> dict[str, Path]:
-    """Profile name -> artifact, all made of the folder rebuilt from `artifact`, which stays in `out/reference`."""
+    """Profile name -> artifact, all made of the folder rebuilt from `artifact`, kept as `out/reference`."""
     out.mkdir(parents=True, exist_ok=True)
     folder, file = out / REFERENCE, out / f"{geometry.NAME}.Q4_K_M.gguf"
     rebuild(artifact, folder)
@@ -58,6 +58,7 @@ def write_profiles(artifact: Path, out: Path) -> dict[str, Path]:
 
 
 def _convert(source: Path, out: Path, recipe: str) -> Report:
+    """Convert with the source named by its last part only, so that no machine's paths are kept."""
     source, out = source.resolve(), out.resolve()
     with contextlib.chdir(source.parent):
         return convert(Path(source.name), out, recipe=recipe, components=COMPONENTS, name=geometry.NAME)
@@ -94,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
             rebuild(given.source, given.out)
         else:
             profiles = write_profiles(given.source, given.out)
-            print(size_table({f"{RECIPE} (shipped)": given.source, **profiles}))
+            print(size_table({"shipped": given.source, **profiles}))
     except NInferError as error:
         print(f"export: {error}", file=sys.stderr)
         return 1

@@ -6,7 +6,8 @@ d*scale*code, with 8-bit scales and codes of -32..31.
 
 Scales minimize the squared error by a small search: a scale (and minimum) is fitted to each sub-block for
 several assignments of codes, these are rounded to multiples of the super-block's FP16 factors, and the
-neighbouring multiples are tried, before and after the factors are fitted to the codes found.
+neighbouring multiples are tried, before and after the factors are fitted to the codes found. Plain rounding
+of the extremes is among the candidates, so no super-block is worse than that.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from ninfer.errors import FormatError
 BLOCK = 256
 Q4_K_BYTES, Q6_K_BYTES = 144, 210
 _CHUNK_BLOCKS = 2048  # keeps the search's arrays within a processor cache
-_FINEST_4 = (13.0, 14.0, 14.5, 15.0, 15.5, 16.0, 17.0)  # code steps that a sub-block's range is cut into
-_FINEST_6 = (30.0, 30.5, 31.0, 31.5, 32.0, 32.5, 33.0, 34.0)
+_CUTS_4 = (13.0, 13.5, 14.0, 14.5, 15.0, 15.5, 16.0, 17.0)  # steps that a sub-block's range is cut into
+_CUTS_6 = tuple(np.arange(29, 35.1, 0.5).tolist())  # steps between 0 and the largest magnitude
 _NEIGHBOURS = (-1, 0, 1)
+
+Arrays = tuple[np.ndarray, ...]
 
 
 def encode_q4_k(values: np.ndarray) -> np.ndarray:
@@ -52,19 +55,11 @@ def _encode(
 
 def _q4_k(blocks: np.ndarray) -> np.ndarray:
     x = blocks.reshape(-1, 8, 32)
-    scale, minimum = _fit_affine(x)
-    d, dmin = _half(scale.max(1) / 63), _half(minimum.max(1) / 63)
-    scales = _multiples(scale, d, 0, 63)
-    minima = _multiples(minimum, dmin, 0, 63)
-    scales, minima, codes, error = _best_affine(x, d, dmin, scales, minima)
-    refit_d, refit_dmin = _refit_affine(x, scales, minima, codes, d, dmin)
-    *again, refit_error = _best_affine(x, refit_d, refit_dmin, scales, minima)
-    better = refit_error.sum(1) < error.sum(1)
-    d, dmin = np.where(better, refit_d, d), np.where(better, refit_dmin, dmin)
-    scales, minima, codes = (
-        np.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-        for new, old in zip(again, (scales, minima, codes), strict=True)
-    )
+    low = np.minimum(x.min(-1), 0)
+    plain = _best_affine(x, *_in_multiples((x.max(-1) - low) / 15, -low))
+    fitted = _best_affine(x, *_in_multiples(*_fit_affine(x)))
+    best = _keep_better(plain, fitted)
+    d, dmin, scales, minima, codes, _ = _keep_better(best, _best_affine(x, *_refit_affine(x, *best[:-1])))
     nibbles = codes.astype(np.uint8).reshape(-1, 4, 2, 32)
     return np.concatenate(
         (
@@ -77,15 +72,21 @@ def _q4_k(blocks: np.ndarray) -> np.ndarray:
     )
 
 
-def _fit_affine(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _in_multiples(scale: np.ndarray, minimum: np.ndarray) -> Arrays:
+    """FP16 factors of the super-blocks, and their nearest multiples."""
+    d, dmin = _half(scale.max(1) / 63), _half(minimum.max(1) / 63)
+    return d, dmin, _multiples(scale, d, 0, 63), _multiples(minimum, dmin, 0, 63)
+
+
+def _fit_affine(x: np.ndarray) -> Arrays:
     """Scale and minimum (>= 0, subtracted) of each sub-block `[..., 32]`, in float32."""
     low = np.minimum(x.min(-1, keepdims=True), 0)
     spread = x.max(-1, keepdims=True) - low
     total, count = x.sum(-1), x.shape[-1]
     scale, minimum = spread[..., 0] / 15, -low[..., 0]
     best = np.full(scale.shape, np.inf, np.float32)
-    for finest in _FINEST_4:
-        codes = _codes(x - low, spread / finest, 0, 15)
+    for cuts in _CUTS_4:
+        codes = _codes(x - low, spread / cuts, 0, 15)
         ones, squares = codes.sum(-1), (codes * codes).sum(-1)
         products = (codes * x).sum(-1)
         steep = _ratio(count * products - ones * total, count * squares - ones * ones)
@@ -101,22 +102,21 @@ def _fit_affine(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _best_affine(
     x: np.ndarray, d: np.ndarray, dmin: np.ndarray, scales: np.ndarray, minima: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Scales, minima, codes and squared errors a sub-block: the best among neighbouring multiples."""
-    found = (scales, minima, np.zeros_like(x), np.full(scales.shape, np.inf, np.float32))
+) -> Arrays:
+    """d, dmin, scales, minima, codes, squared error: the best among neighbouring multiples."""
+    found: Arrays = (scales, minima, np.zeros_like(x), np.full(scales.shape, np.inf, np.float32))
     for more_scale, more_minimum in itertools.product(_NEIGHBOURS, _NEIGHBOURS):
         a, b = np.clip(scales + more_scale, 0, 63), np.clip(minima + more_minimum, 0, 63)
         step, offset = (d[:, None] * a)[..., None], (dmin[:, None] * b)[..., None]
         codes = _codes(x + offset, step, 0, 15)
-        error = np.square(codes * step - offset - x).sum(-1)
-        found = _keep_better(found, (a, b, codes, error))
-    return found
+        found = _keep_better(found, (a, b, codes, np.square(codes * step - offset - x).sum(-1)))
+    return d, dmin, *found[:-1], found[-1].sum(1)
 
 
 def _refit_affine(
-    x: np.ndarray, scales: np.ndarray, minima: np.ndarray, codes: np.ndarray, d: np.ndarray, dmin: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """The least-squares factors of a super-block for given scales, minima and codes; FP16 values."""
+    x: np.ndarray, d: np.ndarray, dmin: np.ndarray, scales: np.ndarray, minima: np.ndarray, codes: np.ndarray
+) -> Arrays:
+    """The least-squares factors of the super-blocks for these multiples and codes, and the multiples."""
     u = (codes * scales[..., None]).reshape(len(x), -1)
     v = -np.broadcast_to(minima[..., None], x.shape).reshape(len(x), -1)
     y = x.reshape(len(x), -1)
@@ -124,11 +124,12 @@ def _refit_affine(
     determinant = uu * vv - uv * uv
     new_d, new_dmin = _ratio(uy * vv - vy * uv, determinant), _ratio(vy * uu - uy * uv, determinant)
     usable = (new_d > 0) & (new_dmin > 0) & (new_d < 2 * d) & (new_dmin < 2 * dmin)
-    return np.where(usable, _half(new_d), d), np.where(usable, _half(new_dmin), dmin)
+    d, dmin = (_half(np.where(usable, new, old)) for new, old in ((new_d, d), (new_dmin, dmin)))
+    return d, dmin, scales, minima
 
 
 def _packed_six(scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
-    """Twelve bytes from eight 6-bit scales and minima: the last four give their upper two bits to the first."""
+    """Twelve bytes of eight 6-bit scales and minima; the first four keep the upper two bits of the last."""
     return np.concatenate(
         (
             scales[:, :4] | scales[:, 4:] >> 4 << 6,
@@ -141,18 +142,16 @@ def _packed_six(scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
 
 def _q6_k(blocks: np.ndarray) -> np.ndarray:
     x = blocks.reshape(-1, 16, 16)
-    scale = _fit_symmetric(x)
-    peak = np.take_along_axis(scale, np.abs(scale).argmax(1)[:, None], 1)[:, 0]
-    d = _half(peak / -128)  # the largest scale gets the multiple that has no positive counterpart
-    scales, codes, error = _best_symmetric(x, d, _multiples(scale, d, -128, 127))
+    plain = np.abs(x).max(-1) / 31
+    starts = [
+        _best_symmetric(x, d, _multiples(scale, d, -128, 127))
+        for scale, d in ((plain, _half(plain.max(1) / 127)), _with_factor(_fit_symmetric(x)))
+    ]
+    d, scales, codes, _ = best = _keep_better(*starts)
     u = (codes * scales[..., None]).reshape(len(x), -1)
     refit = _ratio((u * blocks).sum(1), (u * u).sum(1))
-    refit = np.where(refit * d > 0, _half(refit), d)
-    *again, refit_error = _best_symmetric(x, refit, scales)
-    better = refit_error.sum(1) < error.sum(1)
-    d = np.where(better, refit, d)
-    scales = np.where(better[:, None], again[0], scales)
-    codes = np.where(better[:, None, None], again[1], codes)
+    refit = _half(np.where(refit * d > 0, refit, d))
+    d, scales, codes, _ = _keep_better(best, _best_symmetric(x, refit, scales))
     stored = (codes + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
     low = (stored[:, :, :2] & 15) | (stored[:, :, 2:] & 15) << 4
     high = stored >> 4
@@ -173,8 +172,8 @@ def _fit_symmetric(x: np.ndarray) -> np.ndarray:
     peak = np.take_along_axis(x, np.abs(x).argmax(-1)[..., None], -1)
     scale = peak[..., 0] / -32
     best = np.full(scale.shape, np.inf, np.float32)
-    for finest, sign in itertools.product(_FINEST_6, (1, -1)):
-        codes = _codes(x, sign * peak / finest, -32, 31)
+    for cuts, sign in itertools.product(_CUTS_6, (1, -1)):
+        codes = _codes(x, sign * peak / cuts, -32, 31)
         fitted = _ratio((codes * x).sum(-1), (codes * codes).sum(-1))
         error = np.square(codes * fitted[..., None] - x).sum(-1)
         better = error < best
@@ -182,25 +181,28 @@ def _fit_symmetric(x: np.ndarray) -> np.ndarray:
     return scale
 
 
-def _best_symmetric(
-    x: np.ndarray, d: np.ndarray, scales: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scales, codes and squared errors a sub-block: the best among neighbouring multiples."""
-    found = (scales, np.zeros_like(x), np.full(scales.shape, np.inf, np.float32))
+def _with_factor(scale: np.ndarray) -> Arrays:
+    """The scales and their FP16 factors; the largest gets the multiple that has no positive counterpart."""
+    peak = np.take_along_axis(scale, np.abs(scale).argmax(1)[:, None], 1)[:, 0]
+    return scale, _half(peak / -128)
+
+
+def _best_symmetric(x: np.ndarray, d: np.ndarray, scales: np.ndarray) -> Arrays:
+    """d, scales, codes, squared error: the best among neighbouring multiples."""
+    found: Arrays = (scales, np.zeros_like(x), np.full(scales.shape, np.inf, np.float32))
     for more in _NEIGHBOURS:
         a = np.clip(scales + more, -128, 127)
         step = (d[:, None] * a)[..., None]
         codes = _codes(x, step, -32, 31)
-        error = np.square(codes * step - x).sum(-1)
-        found = _keep_better(found, (a, codes, error))
-    return found
+        found = _keep_better(found, (a, codes, np.square(codes * step - x).sum(-1)))
+    return d, *found[:-1], found[-1].sum(1)
 
 
-def _keep_better(old: tuple[np.ndarray, ...], new: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    """Of two encodings the one with less error (their last array), sub-block by sub-block."""
+def _keep_better(old: Arrays, new: Arrays) -> Arrays:
+    """Of two encodings the one with less error (the last array), decided for each of its elements."""
     better = new[-1] < old[-1]
     return tuple(
-        np.where(better[..., None] if a.ndim > better.ndim else better, b, a)
+        np.where(better.reshape(better.shape + (1,) * (a.ndim - better.ndim)), b, a)
         for a, b in zip(old, new, strict=True)
     )
 
@@ -225,7 +227,9 @@ def _half(values: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float16).astype(np.float32)
     if not np.isfinite(rounded).all():
-        raise FormatError(f"a block's factor {np.abs(values).max():.4g} does not fit FP16; scale the weights down")
+        raise FormatError(
+            f"a block's factor {np.abs(values).max():.4g} does not fit FP16; scale the weights down"
+        )
     return rounded
 
 

@@ -1,4 +1,4 @@
-"""From the shipped artifact back to Hugging Face tensors: the reference that all other profiles are made of."""
+"""From the shipped artifact back to Hugging Face tensors, the reference that all profiles are made of."""
 
 from __future__ import annotations
 
