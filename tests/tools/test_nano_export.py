@@ -21,7 +21,8 @@ from ninfer.frontend import Frontend
 from tests.frontend.conftest import _QWEN_DOCUMENTS as STAND_IN
 from tests.frontend.conftest import QWEN
 from tests.models.test_transformers import TOKENS, assert_close, teacher_forced
-from tools.nano import checkpoint, export, geometry, gguf_writer
+from tools.nano import checkpoint, export, geometry, gguf_writer, shards
+from tools.nano.model import initialize, to_huggingface
 from tools.nano.rebuild import COMPONENTS, rebuild, values
 
 from .nano_random import random_tensors, write_shards, write_tokenizer
@@ -99,13 +100,22 @@ def test_shards_become_a_folder(tensors: Tensors, folder: Path) -> None:
         assert (folder / role).read_bytes() == data
 
 
+def test_the_trainings_own_shards_are_taken(tmp_path: Path) -> None:
+    parameters = initialize(4, "cpu")
+    shards.save(parameters, tmp_path)
+    found = checkpoint.read_shards(tmp_path)
+    assert found.keys() == checkpoint.tensor_shapes().keys()
+    for name, value in to_huggingface(parameters):
+        assert torch.equal(found[name], value.to(checkpoint.dtype_of(name))), name
+
+
 def _spoil(change: Callable[[Tensors], Any]) -> Callable[[Path, Tensors], None]:
-    def apply(shards: Path, tensors: Tensors) -> None:
+    def apply(source: Path, tensors: Tensors) -> None:
         changed = dict(tensors)
         change(changed)
-        for path in shards.iterdir():
+        for path in source.iterdir():
             path.unlink()
-        save_file(changed, shards / "shard-0.safetensors")
+        save_file(changed, source / "shard-0.safetensors")
 
     return apply
 
@@ -131,13 +141,13 @@ def test_wrong_shards_are_refused(
     fault: str, tensors: Tensors, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spoil, message = FAULTS[fault]
-    shards = write_shards(tensors, tmp_path / "shards")
-    spoil(shards, tensors)
+    source = write_shards(tensors, tmp_path / "shards")
+    spoil(source, tensors)
     tokenizer = write_tokenizer(STAND_IN, tmp_path / "tokenizer")
     with pytest.raises(ConversionError, match=message):
-        export.write_hf(shards, tmp_path / "out", tokenizer)
+        export.write_hf(source, tmp_path / "out", tokenizer)
     assert not (tmp_path / "out").exists()
-    arguments = ["hf", str(shards), str(tmp_path / "out"), "--tokenizer", str(tokenizer)]
+    arguments = ["hf", str(source), str(tmp_path / "out"), "--tokenizer", str(tokenizer)]
     assert export.main(arguments) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
