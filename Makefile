@@ -1,5 +1,6 @@
 # `make demo`: a bare machine -> an answer from a real model.   `make test`: everything that needs no GPU.
-# Only Python 3.11+ and make are assumed. Both use .venv in this folder.
+# `make demo MODEL=nano`: from our own small model, which is in models/; MODEL=PATH: from any other.
+# Only Python 3.11+ and make are assumed. All use .venv in this folder.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -8,16 +9,23 @@ BIN    := $(VENV)/bin
 TORCH_INDEX ?=
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 GGUF   := models/SmolLM2-135M-Instruct.Q4_1.gguf
-MODEL  := models/smollm2-135m-instruct.ninfer
+SMOL   := models/smollm2-135m-instruct.ninfer
+NANO   := models/ninfer-nano.ninfer
+MODEL  := $(SMOL)
+CHOSEN := $(if $(filter nano,$(MODEL)),$(NANO),$(MODEL))
+ifeq ($(CHOSEN),$(NANO))
+PROMPT ?= What is 47 + 38?
+DEMO_OPTIONS ?= --greedy
+endif
 PROMPT ?= Name three things that fly, and say in one sentence why a plane stays in the air.
 
 .PHONY: demo chat test soak lint check bench clean
 
-demo: $(MODEL)
-	$(BIN)/ninfer $(MODEL) --prompt "$(PROMPT)" --max-new 200
+demo: $(VENV)/.run $(filter $(SMOL),$(CHOSEN))
+	$(BIN)/ninfer "$(CHOSEN)" --prompt "$(PROMPT)" --max-new 200 $(DEMO_OPTIONS)
 
-chat: $(MODEL)
-	$(BIN)/ninfer $(MODEL)
+chat: $(VENV)/.run $(filter $(SMOL),$(CHOSEN))
+	$(BIN)/ninfer "$(CHOSEN)" $(DEMO_OPTIONS)
 
 test: $(VENV)/.dev $(GGUF)
 	$(BIN)/python -m pytest -q
@@ -31,9 +39,9 @@ lint: $(VENV)/.dev
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.dev $(MODEL)
-	$(BIN)/python -m bench.smollm2 --artifact $(MODEL) --gguf $(GGUF)
-	$(BIN)/python -m bench.startup --artifact $(MODEL)
+bench: $(VENV)/.dev $(SMOL)
+	$(BIN)/python -m bench.smollm2 --artifact $(SMOL) --gguf $(GGUF)
+	$(BIN)/python -m bench.startup --artifact $(SMOL)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -58,7 +66,7 @@ $(VENV)/.dev: $(VENV)/.run
 $(GGUF): | $(VENV)/.run
 	@$(BIN)/python tools/fetch_smollm2.py $@
 
-$(MODEL): $(GGUF) | $(VENV)/.run
+$(SMOL): $(GGUF) | $(VENV)/.run
 	@rm -f $@ $@.conversion.json
 	$(BIN)/ninfer-convert --model $(GGUF) --out $@
 

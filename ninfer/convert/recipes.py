@@ -45,6 +45,13 @@ def qwen3_8_27b(recipe: Recipe) -> None:
     _groupwise(recipe, endpoints=Q8)
 
 
+def groupwise_int8(recipe: Recipe) -> None:
+    """Every matrix in 8-bit groups; only the small gating projections stay BF16."""
+    _draft(recipe)
+    _endpoints(recipe, Q8, Q8)
+    _encode(recipe, _present(recipe, "text", (*_MIXER, *_MLP)), Q8)
+
+
 def qwen3_6_27b(recipe: Recipe) -> None:
     """Groupwise integers: 6-bit endpoints, 4- and 5-bit layers."""
     _groupwise(recipe, endpoints=Q6)
@@ -136,6 +143,7 @@ def preserved(recipe: Recipe) -> None:
 NAMED: dict[str, Configure] = {
     "bf16": bf16,
     "groupwise-int": qwen3_8_27b,
+    "groupwise-int8": groupwise_int8,
     "nvfp4-official": nvfp4_official,
     "quasar": quasar,
     "fp8-block": fp8_block,

@@ -50,7 +50,7 @@ def _check_values(artifact: Artifact, tensors: dict[str, torch.Tensor], size: ti
         assert relative <= LIMITS[formats[name]], (name, formats[name], relative)
 
 
-BASIC = ["bf16", "groupwise-int", "nvfp4-official", "quasar", "preserved", "qwen3_6_27b"]
+BASIC = ["bf16", "groupwise-int", "groupwise-int8", "nvfp4-official", "quasar", "preserved", "qwen3_6_27b"]
 
 
 @pytest.mark.parametrize("recipe", BASIC)
