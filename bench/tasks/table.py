@@ -28,7 +28,7 @@ def text(report: Mapping[str, Any]) -> str:
 def markdown(report: Mapping[str, Any]) -> str:
     """`report.md`: what was run, the table with Wilson's 95 % intervals for categories, and remarks."""
     head, *rows = zip(*_columns(report, intervals=True), strict=True)
-    options = ", ".join(f"{name} {value}" for name, value in report["options"].items())
+    options = ", ".join(f"{name} {value}" for name, value in sorted(report["options"].items()))
     lines = [
         "# Task benchmark",
         "",
