@@ -35,7 +35,7 @@ def entries(generators: Mapping[str, Generator], single: Mapping[str, Callable[[
 
     drawn = [Entry(name, held_out(name, generator)) for name, generator in generators.items()]
     fixed = [Entry(name, lambda _, make=make: make(), limit=1) for name, make in single.items()]
-    return fixed + drawn
+    return drawn + fixed
 
 
 def available() -> list[Entry]:
@@ -43,8 +43,7 @@ def available() -> list[Entry]:
     from bench.tasks.registry import generators
     from bench.tasks.structured import canonical_jsonl
 
-    single = {"jsonl32": canonical_jsonl}
-    return entries({name: make for name, make in generators().items() if name not in single}, single)
+    return entries(generators(), {"jsonl32_canonical": canonical_jsonl})
 
 
 def choose(everything: Sequence[Entry], names: Sequence[str], per_task: int) -> list[Group]:
