@@ -18,16 +18,19 @@ def text(report: Mapping[str, Any]) -> str:
     """For a terminal: tasks below their category, then all."""
     columns = _columns(report, intervals=False)
     widths = [max(map(len, column)) for column in columns]
-    lines = [
-        "  ".join(cell.ljust(width) if place == 0 else cell.rjust(width) for place, (cell, width) in cells)
-        for cells in (enumerate(zip(row, widths, strict=True)) for row in zip(*columns, strict=True))
-    ]
-    return "\n".join(line.rstrip() for line in (*lines, *_remarks(report)))
+    lines = []
+    for first, *others in zip(*columns, strict=True):
+        cells = [first.ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    remarks = _remarks(report)
+    return "\n".join([*lines, "", *remarks] if remarks else lines)
 
 
 def markdown(report: Mapping[str, Any]) -> str:
     """`report.md`: what was run, the table with Wilson's 95 % intervals for categories, and remarks."""
-    head, *rows = zip(*_columns(report, intervals=True), strict=True)
+    titles, labels, *rows = zip(*_columns(report, intervals=True), strict=True)
+    head = [f"{title} {label}" for title, label in zip(titles, labels, strict=True)]
     options = ", ".join(f"{name} {value}" for name, value in sorted(report["options"].items()))
     lines = [
         "# Task benchmark",
@@ -39,33 +42,31 @@ def markdown(report: Mapping[str, Any]) -> str:
         "",
         _line(head),
         "|---|" + "---:|" * (len(head) - 1),
-        *(_line([_bold(cell) if row[0].strip() == row[0] else cell for cell in row]) for row in rows),
+        *(_line([f"**{cell}**" if row[0][0] != " " else cell for cell in row]) for row in rows),
         "",
         "| | artifact | signature | formats | bytes | KV tokens | concurrency | threads | output tok/s |",
         "|---|---|---|---|---:|---:|---:|---:|---:|",
         *map(_identity, report["combinations"]),
     ]
-    for remark in _remarks(report):
-        lines += ["", remark]
-    return "\n".join(lines) + "\n"
+    remarks = [f"- {remark}" for remark in _remarks(report)]
+    return "\n".join([*lines, "", *remarks] if remarks else lines) + "\n"
 
 
 def _columns(report: Mapping[str, Any], *, intervals: bool) -> list[list[str]]:
-    """The table by columns, each with its heading: names, passed runs of each combination, and the figures.
+    """The table by columns, each with two lines of heading: names, passed runs of each combination, figures.
     A figure that is the same in all combinations takes one column. Names of tasks are indented."""
     parts = report["combinations"]
     labels = [printable(part["label"]) for part in parts]
     rows = [_rows(part) for part in parts]
-    columns = [["task", *(name for name, _ in rows[0])]]
+    columns = [["task", "", *(name for name, _ in rows[0])]]
     for label, cells in zip(labels, rows, strict=True):
-        shown = [_passed(item, interval=intervals and name[0] != " ") for name, item in cells]
-        columns.append([label, *shown])
+        columns.append(["passed", label, *(_passed(name, item, intervals) for name, item in cells)])
     for title, key, form in _FIGURES:
         figures = [["–" if item[key] is None else form(item[key]) for _, item in cells] for cells in rows]
         if all(column == figures[0] for column in figures):
-            columns.append([title, *figures[0]])
+            columns.append([title, "", *figures[0]])
         else:
-            columns += [[f"{title} {label}", *column] for label, column in zip(labels, figures, strict=True)]
+            columns += [[title, label, *column] for label, column in zip(labels, figures, strict=True)]
     return columns
 
 
@@ -79,10 +80,13 @@ def _rows(part: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return [*rows, ("all", part["overall"])]
 
 
-def _passed(item: Mapping[str, Any], *, interval: bool) -> str:
+def _passed(name: str, item: Mapping[str, Any], interval: bool) -> str:
+    """`57/60`, for categories with the share in per cent and its interval; then what wasn't an answer."""
     cell = f"{item['passed']}/{item['total']}"
-    if interval:
-        cell += f" [{100 * item['wilson_low']:.1f}, {100 * item['wilson_high']:.1f}]"
+    if name[0] != " ":
+        cell += f" {100 * item['share']:.1f} %"
+        if interval:
+            cell += f" [{100 * item['wilson_low']:.1f}, {100 * item['wilson_high']:.1f}]"
     labelled = [
         f"{item['outcomes'][kind]} {word}"
         for kind, word in (("cut", "cut"), ("unanswered", "empty"))
@@ -124,7 +128,3 @@ def _identity(part: Mapping[str, Any]) -> str:
 def _line(cells: Sequence[str]) -> str:
     escaped = (cell.strip().replace("|", "\\|") for cell in cells)
     return "| " + " | ".join(escaped) + " |"
-
-
-def _bold(cell: str) -> str:
-    return f"**{cell}**"
