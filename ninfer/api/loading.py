@@ -45,7 +45,7 @@ def load_model(artifact: Artifact, threads: int | None, chat_template: str | Non
     """Build the frontend, import what computes, and bind the weights."""
     with ThreadPoolExecutor(1) as pool:
         # The tokenizer is built while PyTorch and the kernels are imported.
-        pending = pool.submit(_frontend, artifact, chat_template)
+        pending = pool.submit(load_frontend, artifact, chat_template)
         import torch
 
         from ninfer import models
@@ -59,7 +59,8 @@ def load_model(artifact: Artifact, threads: int | None, chat_template: str | Non
     return Loaded(name, frontend, model, threads)
 
 
-def _frontend(artifact: Artifact, chat_template: str | None) -> Frontend:
+def load_frontend(artifact: Artifact, chat_template: str | None = None) -> Frontend:
+    """Tokenizer and template of an artifact; `chat_template` is Jinja source used instead of its own."""
     config = artifact.components["text"].config
     architectures, rows = config.get("architectures"), config.get("vocab_size")
     if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(rows, int):
