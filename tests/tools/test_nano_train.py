@@ -10,23 +10,41 @@ from ninfer import formats
 from tools.nano import shards
 from tools.nano.batches import IGNORED, Batch
 from tools.nano.model import initialize
-from tools.nano.muon import orthogonalize
+from tools.nano.muon import Optimizer, orthogonalize
 from tools.nano.quantized import nvfp4
 from tools.nano.train import Schedule, Trainer
 
 
-@pytest.mark.parametrize("shape", [(3, 64, 64), (2, 96, 32), (2, 32, 96)])
-def test_orthogonalized_matrices_have_singular_values_near_one(shape: tuple[int, int, int]) -> None:
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    y = orthogonalize(x).float()
+@pytest.mark.parametrize("shape", [(3, 64, 64), (2, 32, 96)])
+def test_orthogonalized_matrices_keep_their_directions_with_singular_values_near_one(
+    shape: tuple[int, int, int],
+) -> None:
+    u, _, vh = torch.linalg.svd(
+        torch.randn(shape, generator=torch.Generator().manual_seed(1)), full_matrices=False
+    )
+    spread = torch.logspace(-1.5, 0, shape[1])
+    y = orthogonalize(3 * (u * spread) @ vh).float()
     values = torch.linalg.svdvals(y)
     assert values.min() > 0.6
     assert values.max() < 1.3
-    # The directions stay: U^T Y V is near the identity, the polar factor.
-    u, _, vh = torch.linalg.svd(x, full_matrices=False)
     polar = u @ vh
     cosine = (y * polar).sum((1, 2)) / (y.norm(dim=(1, 2)) * polar.norm(dim=(1, 2)))
     assert cosine.min() > 0.97
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 24), (2, 24, 8)])
+def test_the_first_step_moves_a_stack_by_its_rate_against_the_gradient(shape: tuple[int, int, int]) -> None:
+    stack = torch.zeros(shape, requires_grad=True)
+    scalar = torch.ones(3, requires_grad=True)
+    optimizer = Optimizer({"w": stack, "s": scalar}, frozenset({"w"}), matrix_rate=0.1, other_rate=0.01)
+    gradient = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    ((stack * gradient).sum() + scalar.sum()).backward()
+    optimizer.step(0.5)
+    u, _, vh = torch.linalg.svd(gradient, full_matrices=False)
+    expected = -0.05 * max(1.0, shape[1] / shape[2]) ** 0.5 * (u @ vh)
+    assert (stack - expected).norm() < 0.3 * expected.norm()
+    torch.testing.assert_close(scalar.detach(), torch.full((3,), 1 - 0.005))
+    assert stack.grad is None
 
 
 def test_nvfp4_in_training_is_the_format_and_passes_gradients() -> None:
@@ -52,20 +70,20 @@ def test_the_schedule_warms_up_stays_and_falls() -> None:
 def test_steps_learn_and_a_checkpoint_restores_them(tmp_path) -> None:
     torch.manual_seed(0)
     pattern = np.arange(40, 48, dtype=np.uint16)
-    tokens = np.tile(pattern, 32)
+    tokens = np.tile(pattern, 16)
     sources = np.zeros(len(tokens), dtype=np.uint8)
-    sources[127] = sources[-1] = IGNORED
-    positions = np.tile(np.arange(128, dtype=np.int32), 2)
-    batch = Batch(tokens, sources, positions, np.array([0, 128, 256], dtype=np.int32))
+    sources[63] = sources[-1] = IGNORED
+    positions = np.tile(np.arange(64, dtype=np.int32), 2)
+    batch = Batch(tokens, sources, positions, np.array([0, 64, 128], dtype=np.int32))
     trainer = Trainer(initialize(0, "cpu"), distilled=False, device="cpu")
     means = []
-    for _ in range(12):
+    for _ in range(8):
         trainer.step(batch, 0.5, quantized=False)
         loss, draft, count = trainer.sums.tolist()
         means.append((loss[0] / count[0], draft[0] / count[0]))
         trainer.sums.zero_()
-    assert count[0] == 254
-    assert means[0][0] == pytest.approx(np.log(8192), abs=0.3)
+    assert count[0] == 126
+    assert means[0][0] > 8
     assert means[-1][0] < 0.5 * means[0][0]
     assert means[-1][1] < 0.8 * means[0][1]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 # Shares are relative. Long-context sources count many tokens per answer, so theirs are large.
 TEXT = {"prose": 20.0, "code-files": 10.0}
 TASKS = {
-    "jsonl": 9.0,
+    "jsonl32": 3.0,
+    "jsonl": 7.0,
     "csv": 3.0,
     "json_schema": 2.0,
     "sort": 2.5,
