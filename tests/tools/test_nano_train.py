@@ -85,7 +85,7 @@ def test_steps_learn_and_a_checkpoint_restores_them(tmp_path) -> None:
     assert count[0] == 126
     assert means[0][0] > 8
     assert means[-1][0] < 0.5 * means[0][0]
-    assert means[-1][1] < 0.8 * means[0][1]
+    assert means[-1][1] < 0.9 * means[0][1]
 
     paths = shards.save(trainer.parameters, tmp_path)
     assert all(path.stat().st_size <= shards.LIMIT for path in paths)

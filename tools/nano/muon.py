@@ -13,7 +13,7 @@ _STEPS = 5
 
 def orthogonalize(x: torch.Tensor) -> torch.Tensor:
     """Roughly the nearest semi-orthogonal matrices of a stack `[n, rows, columns]`, rows <= columns."""
-    y = x.to(torch.bfloat16)
+    y = x.to(torch.bfloat16) if x.is_cuda else x
     y = y / (y.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(_STEPS):
         square = y @ y.mT
