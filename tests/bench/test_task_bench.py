@@ -17,7 +17,7 @@ from scipy.stats import binomtest
 from bench.tasks import report, suite, table
 from bench.tasks.__main__ import main
 from bench.tasks.run import GroupRuns, Outcome, Run, Subject, engine_options, judge, read_reply, subject
-from bench.tasks.task import Reply, Split, Task, rng_for
+from bench.tasks.task import Reply, Split, Task, reply_of, rng_for
 from ninfer.api import Channel, EngineDescription, FinishReason, Output
 from ninfer.convert import convert
 from ninfer.errors import CapacityError
@@ -240,6 +240,14 @@ def test_instances_are_the_held_out_draws():
     numbers = [int(task.messages[0]["content"].split()[1]) for task in group.tasks]
     assert numbers == [rng_for("right", "heldout", i).randrange(10**6) for i in range(4)]
     assert all(task.messages[0]["content"].startswith("heldout ") for task in group.tasks)
+
+
+def test_what_the_repository_has_can_be_run():
+    groups = suite.choose(suite.available(), [], 1)
+    assert "jsonl32_canonical" in [group.name for group in groups]
+    for group in groups:
+        [task] = group.tasks
+        assert judge(task, reply_of(task.answer), FinishReason.STOP_TOKEN) is Outcome.PASSED
 
 
 def test_the_engine_holds_as_many_of_the_longest_as_run_together(artifact: Path):
