@@ -17,7 +17,7 @@ from scipy.stats import binomtest
 from bench.tasks import report, suite, table
 from bench.tasks.__main__ import main
 from bench.tasks.run import GroupRuns, Outcome, Run, Subject, engine_options, judge, read_reply, subject
-from bench.tasks.task import Reply, Split, Task, reply_of, rng_for
+from bench.tasks.task import Reply, Split, Task, rng_for
 from ninfer.api import Channel, EngineDescription, FinishReason, Output
 from ninfer.convert import convert
 from ninfer.errors import CapacityError
@@ -70,6 +70,12 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     threads = torch.get_num_threads()
     yield scripted(_qwen_documents(), tmp_path_factory.mktemp("scripted"))
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Frontend:
+    """A small tokenizer with the family's template."""
+    return Frontend.from_resources(_qwen_documents().resources(), architecture=QWEN, vocab_rows=1000)
 
 
 def toy(name: str, category: str, check: Any, **more: Any) -> suite.Entry:
@@ -242,12 +248,27 @@ def test_instances_are_the_held_out_draws():
     assert all(task.messages[0]["content"].startswith("heldout ") for task in group.tasks)
 
 
-def test_what_the_repository_has_can_be_run():
-    groups = suite.choose(suite.available(), [], 1)
+def test_a_perfect_answer_passes_on_the_way_that_a_models_answer_takes(qwen: Frontend):
+    """Every task of the repository: its answer, written by the chat template, comes back from the session."""
+    groups = suite.choose(suite.available(), [], 2)
     assert "jsonl32_canonical" in [group.name for group in groups]
-    for group in groups:
-        [task] = group.tasks
-        assert judge(task, reply_of(task.answer), FinishReason.STOP_TOKEN) is Outcome.PASSED
+    for task in (task for group in groups for task in group.tasks):
+        prompt = qwen.render(task.messages, tools=task.tools or None, thinking=task.thinking)
+        answered = [*task.messages, {"role": "assistant", "content": "", **task.answer}]
+        whole = qwen.render(answered, tools=task.tools or None, add_generation_prompt=False)
+        assert whole.tokens[: len(prompt.tokens)] == prompt.tokens
+        session = qwen.session(prompt)
+        deltas = []
+        for token in whole.tokens[len(prompt.tokens) :]:
+            step = session.push(token)
+            deltas += step.deltas
+            if step.finish is not None:
+                break
+        parts = [Output(delta.channel, delta.text) for delta in (*deltas, *session.close().deltas)]
+        reply, failure, mismatches = read_reply(parts, task)
+        assert (failure, mismatches) == (None, 0)
+        assert session.finish is not None
+        assert judge(task, reply, session.finish) is Outcome.PASSED
 
 
 def test_the_engine_holds_as_many_of_the_longest_as_run_together(artifact: Path):
@@ -278,8 +299,7 @@ def test_a_cut_or_empty_answer_is_never_right():
     assert judge(task, Reply("", "", (("f", {}),)), FinishReason.STOP_TOKEN) is Outcome.PASSED
 
 
-def test_a_reply_is_read_from_the_channels_of_a_session():
-    qwen = Frontend.from_resources(_qwen_documents().resources(), architecture=QWEN, vocab_rows=1000)
+def test_a_reply_is_read_from_the_channels_of_a_session(qwen: Frontend):
     parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}
     tools = [{"type": "function", "function": {"name": "add", "parameters": parameters}}]
     task = Task("t", "tools", [{"role": "user", "content": "7"}], {}, bool, True, tools)
