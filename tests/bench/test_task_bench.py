@@ -20,7 +20,7 @@ from bench.tasks.run import GroupRuns, Outcome, Run, Subject, engine_options, ju
 from bench.tasks.task import Reply, Split, Task, rng_for
 from ninfer.api import Channel, EngineDescription, FinishReason, Output
 from ninfer.convert import convert
-from ninfer.errors import CapacityError
+from ninfer.errors import CapacityError, OptionError
 from ninfer.frontend import Frontend
 from tests.frontend.conftest import QWEN, Documents, _qwen_documents
 from tests.models.tiny import Qwen35Geometry, build, save_folder
@@ -343,7 +343,7 @@ def made(outcomes: str, tokens: int, rounds: int, rate: float) -> tuple[Run, ...
     kinds = {kind[0]: kind for kind in Outcome}
     return tuple(
         Run(index, kinds[letter], "stop-token", 5, 0, tokens, 0, 0.1, 0.2, 0.4, 50.0, rate, rounds,
-            Reply("x"), None, 0)
+            Reply("x"), False, None, 0)
         for index, letter in enumerate(outcomes)
     )  # fmt: skip
 
@@ -398,6 +398,30 @@ def test_figures_that_differ_have_a_column_each_and_drafts_are_counted():
     assert "m/int8 against m/bf16: 1 lost, 0 gained of 6 (exact McNemar p = 1.000)" in shown
     overall = both["combinations"][1]["overall"]
     assert (overall["output_tok_s"], overall["acceptance"]) == (66 / 5, 0.75)
+
+
+def test_the_form_of_calls_is_counted_where_calls_are_the_answer():
+    right, wrong, none, other = made("pwwp", 11, 10, 100.0)
+    called = Reply("", "", (("f", {}),))
+    runs = (
+        replace(right, calls_expected=True, reply=called),
+        replace(wrong, calls_expected=True, reply=called),
+        replace(none, calls_expected=True, call_failure="malformed_structure"),
+        replace(other, reply=called),
+    )
+    one = replace(
+        combination("m", "bf16", 0, "", "", 1.0), groups=(GroupRuns("t", "tools", runs, 1.0, 0, 0),)
+    )
+    made_report = report.document([one], [], [report.requirement("call_form>=0.6")], options={})
+    assert "m/bf16: 2 of 3 answers that should call tools have well-formed calls" in table.text(made_report)
+    assert report.unmet(made_report) == []
+    made_report = report.document([one], [], [report.requirement("call_form>=0.98")], options={})
+    assert report.unmet(made_report) == ["call_form must reach 98.00% but m/bf16 passes 2 of 3"]
+    groups = suite.choose(suite.available(), ["tools", "add2"], 1)
+    report.check_requirements([report.requirement("call_form>=0.98")], groups)
+    groups = suite.choose(suite.available(), ["add2"], 1)
+    with pytest.raises(OptionError, match="--require call_form: it isn't run; what is run: add2, reasoning"):
+        report.check_requirements([report.requirement("call_form>=0.98")], groups)
 
 
 def test_markdown_has_intervals_of_categories():
