@@ -18,7 +18,7 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
     OptionError if matplotlib is missing.
     """
     try:
-        from matplotlib import rc_context
+        from matplotlib import color_sequences, rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise OptionError(
@@ -31,6 +31,8 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
         figure = Figure(figsize=(max(width, 5) + 4 * bool(depths), 4), layout="constrained")
         ratios = [max(width, 5), 4] if depths else [1]
         panels = figure.subplots(1, len(ratios), squeeze=False, width_ratios=ratios)[0]
+        for panel in panels:
+            panel.set_prop_cycle(color=color_sequences["tab10" if len(parts) <= 10 else "tab20"])
         _categories(panels[0], parts)
         if depths:
             _retrieval(panels[1], parts)
@@ -58,13 +60,21 @@ def _categories(panel: Any, parts: list[Mapping[str, Any]]) -> None:
 
 
 def _retrieval(panel: Any, parts: list[Mapping[str, Any]]) -> None:
-    for part in parts:
+    for place, part in enumerate(parts):
         depths, items = zip(*retrieval(part), strict=True)
-        panel.errorbar(depths, *_intervals(items), marker="o", capsize=2, label=part["label"])
+        aside = 2 ** (0.25 * ((place + 0.5) / len(parts) - 0.5))  # so that intervals don't cover each other
+        panel.errorbar(
+            [depth * aside for depth in depths],
+            *_intervals(items),
+            marker="o",
+            capsize=2,
+            label=part["label"],
+        )
     ticks = [depth for depth, _ in retrieval(parts[0])]
     panel.set_xscale("log", base=2)
     panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     panel.minorticks_off()
+    panel.margins(x=0.12)
     panel.set_xlabel("tokens of the document")
     _share_axis(panel, "Key–value retrieval by depth")
 

@@ -17,6 +17,8 @@ from ninfer.api import EngineDescription
 from ninfer.errors import OptionError
 
 SCHEMA = 1
+CALL_FORM = "call_form"
+"""What `--require` calls the share of well-formed calls, right or not, where calls are the answer."""
 _Z = NormalDist().inv_cdf(0.975)
 _REQUIRE = re.compile(r"\s*([\w.-]+)\s*>=\s*(\d+(?:\.\d+)?|\.\d+)(\s*%)?\s*")
 
@@ -56,7 +58,10 @@ def requirement(text: str) -> Requirement:
 
 def check_requirements(requirements: Sequence[Requirement], groups: Sequence[Group]) -> None:
     """OptionError unless every requirement is about something that is run."""
-    names = {group.name: None for group in groups} | {group.category: None for group in groups}
+    names = [group.name for group in groups]
+    names += dict.fromkeys(group.category for group in groups)
+    if any(task.answer.get("tool_calls") for group in groups for task in group.tasks):
+        names.append(CALL_FORM)
     for item in requirements:
         if item.name not in names:
             raise OptionError(f"--require {item.name}: it isn't run; what is run: {', '.join(names)}")
@@ -118,7 +123,8 @@ def aggregate(runs: Iterable[GroupRuns]) -> dict[str, Any]:
         "wilson_low": low,
         "wilson_high": high,
         "outcomes": {str(kind): sum(run.outcome is kind for run in each) for kind in Outcome},
-        "malformed_calls": sum(run.call_failure is not None for run in each),
+        "calls_expected": sum(run.calls_expected for run in each),
+        "calls_formed": sum(run.calls_expected and bool(run.reply.tool_calls) for run in each),
         "prompt_tokens": sum(run.prompt_tokens for run in each),
         "completion_tokens": sum(run.completion_tokens for run in each),
         "rounds": rounds,
@@ -208,14 +214,17 @@ def _paired(first: Combination, other: Combination) -> dict[str, Any]:
 
 def _verdict(item: Requirement, part: Mapping[str, Any]) -> dict[str, Any]:
     named = {each.get("name", each["category"]): each for each in (*part["categories"], *part["tasks"])}
-    found = named[item.name]
+    found = named.get(item.name, part["overall"])
+    passed, total = found["passed"], found["total"]
+    if item.name == CALL_FORM:
+        passed, total = found["calls_formed"], found["calls_expected"]
     return {
         "name": item.name,
         "share": float(item.share),
         "combination": part["label"],
-        "passed": found["passed"],
-        "total": found["total"],
-        "met": found["passed"] >= item.share * found["total"],
+        "passed": passed,
+        "total": total,
+        "met": passed >= item.share * total,
     }
 
 

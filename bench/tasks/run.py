@@ -48,6 +48,7 @@ class Run:
     """One answer. Seconds are of the model's work, rates those of this request beside the others.
 
     `decode_tok_s` and `tokens_per_round` leave the first token out, which belongs to prefill.
+    `calls_expected`: does a right answer call tools? `call_failure`: why text with a marker was no call.
     """
 
     index: int
@@ -64,6 +65,7 @@ class Run:
     decode_tok_s: float | None
     rounds: int
     reply: Reply
+    calls_expected: bool
     call_failure: str | None
     call_mismatches: int
 
@@ -243,6 +245,7 @@ def _run(index: int, task: Task, answer: Generation) -> Run:
         decode_tok_s=statistics.decode_rate,
         rounds=statistics.rounds,
         reply=reply,
+        calls_expected=bool(task.answer.get("tool_calls")),
         call_failure=failure,
         call_mismatches=mismatches,
     )

@@ -101,6 +101,12 @@ def _remarks(report: Mapping[str, Any]) -> list[str]:
         f"{pair['gained']} gained of {pair['runs']} (exact McNemar p = {pair['p']:.3f})"
         for pair in report["paired"]
     ]
+    remarks += [
+        f"{printable(part['label'])}: {whole['calls_formed']} of {whole['calls_expected']} "
+        "answers that should call tools have well-formed calls"
+        for part in report["combinations"]
+        if (whole := part["overall"])["calls_expected"]
+    ]
     return remarks + [
         f"{item['name']} >= {item['share']:.2%}: {'met' if item['met'] else 'NOT met'} by "
         f"{printable(item['combination'])} ({item['passed']}/{item['total']})"

@@ -20,7 +20,7 @@ from bench.tasks.run import GroupRuns, Outcome, Run, Subject, engine_options, ju
 from bench.tasks.task import Reply, Split, Task, rng_for
 from ninfer.api import Channel, EngineDescription, FinishReason, Output
 from ninfer.convert import convert
-from ninfer.errors import CapacityError
+from ninfer.errors import CapacityError, OptionError
 from ninfer.frontend import Frontend
 from tests.frontend.conftest import QWEN, Documents, _qwen_documents
 from tests.models.tiny import Qwen35Geometry, build, save_folder
@@ -70,6 +70,12 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     threads = torch.get_num_threads()
     yield scripted(_qwen_documents(), tmp_path_factory.mktemp("scripted"))
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Frontend:
+    """A small tokenizer with the family's template."""
+    return Frontend.from_resources(_qwen_documents().resources(), architecture=QWEN, vocab_rows=1000)
 
 
 def toy(name: str, category: str, check: Any, **more: Any) -> suite.Entry:
@@ -242,6 +248,29 @@ def test_instances_are_the_held_out_draws():
     assert all(task.messages[0]["content"].startswith("heldout ") for task in group.tasks)
 
 
+def test_a_perfect_answer_passes_on_the_way_that_a_models_answer_takes(qwen: Frontend):
+    """Every task of the repository: its answer, written by the chat template, comes back from the session."""
+    groups = suite.choose(suite.available(), [], 2)
+    assert "jsonl32_canonical" in [group.name for group in groups]
+    for task in (task for group in groups for task in group.tasks):
+        prompt = qwen.render(task.messages, tools=task.tools or None, thinking=task.thinking)
+        answered = [*task.messages, {"role": "assistant", "content": "", **task.answer}]
+        whole = qwen.render(answered, tools=task.tools or None, add_generation_prompt=False)
+        assert whole.tokens[: len(prompt.tokens)] == prompt.tokens
+        session = qwen.session(prompt)
+        deltas = []
+        for token in whole.tokens[len(prompt.tokens) :]:
+            step = session.push(token)
+            deltas += step.deltas
+            if step.finish is not None:
+                break
+        parts = [Output(delta.channel, delta.text) for delta in (*deltas, *session.close().deltas)]
+        reply, failure, mismatches = read_reply(parts, task)
+        assert (failure, mismatches) == (None, 0)
+        assert session.finish is not None
+        assert judge(task, reply, session.finish) is Outcome.PASSED
+
+
 def test_the_engine_holds_as_many_of_the_longest_as_run_together(artifact: Path):
     groups = suite.choose(TOYS, ["right", "kv32"], 3)
     model = subject("m", artifact, groups)
@@ -270,8 +299,7 @@ def test_a_cut_or_empty_answer_is_never_right():
     assert judge(task, Reply("", "", (("f", {}),)), FinishReason.STOP_TOKEN) is Outcome.PASSED
 
 
-def test_a_reply_is_read_from_the_channels_of_a_session():
-    qwen = Frontend.from_resources(_qwen_documents().resources(), architecture=QWEN, vocab_rows=1000)
+def test_a_reply_is_read_from_the_channels_of_a_session(qwen: Frontend):
     parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}
     tools = [{"type": "function", "function": {"name": "add", "parameters": parameters}}]
     task = Task("t", "tools", [{"role": "user", "content": "7"}], {}, bool, True, tools)
@@ -315,7 +343,7 @@ def made(outcomes: str, tokens: int, rounds: int, rate: float) -> tuple[Run, ...
     kinds = {kind[0]: kind for kind in Outcome}
     return tuple(
         Run(index, kinds[letter], "stop-token", 5, 0, tokens, 0, 0.1, 0.2, 0.4, 50.0, rate, rounds,
-            Reply("x"), None, 0)
+            Reply("x"), False, None, 0)
         for index, letter in enumerate(outcomes)
     )  # fmt: skip
 
@@ -370,6 +398,30 @@ def test_figures_that_differ_have_a_column_each_and_drafts_are_counted():
     assert "m/int8 against m/bf16: 1 lost, 0 gained of 6 (exact McNemar p = 1.000)" in shown
     overall = both["combinations"][1]["overall"]
     assert (overall["output_tok_s"], overall["acceptance"]) == (66 / 5, 0.75)
+
+
+def test_the_form_of_calls_is_counted_where_calls_are_the_answer():
+    right, wrong, none, other = made("pwwp", 11, 10, 100.0)
+    called = Reply("", "", (("f", {}),))
+    runs = (
+        replace(right, calls_expected=True, reply=called),
+        replace(wrong, calls_expected=True, reply=called),
+        replace(none, calls_expected=True, call_failure="malformed_structure"),
+        replace(other, reply=called),
+    )
+    one = replace(
+        combination("m", "bf16", 0, "", "", 1.0), groups=(GroupRuns("t", "tools", runs, 1.0, 0, 0),)
+    )
+    made_report = report.document([one], [], [report.requirement("call_form>=0.6")], options={})
+    assert "m/bf16: 2 of 3 answers that should call tools have well-formed calls" in table.text(made_report)
+    assert report.unmet(made_report) == []
+    made_report = report.document([one], [], [report.requirement("call_form>=0.98")], options={})
+    assert report.unmet(made_report) == ["call_form must reach 98.00% but m/bf16 passes 2 of 3"]
+    groups = suite.choose(suite.available(), ["tools", "add2"], 1)
+    report.check_requirements([report.requirement("call_form>=0.98")], groups)
+    groups = suite.choose(suite.available(), ["add2"], 1)
+    with pytest.raises(OptionError, match="--require call_form: it isn't run; what is run: add2, reasoning"):
+        report.check_requirements([report.requirement("call_form>=0.98")], groups)
 
 
 def test_markdown_has_intervals_of_categories():
