@@ -10,7 +10,7 @@ _SKIPPED = frozenset(
     "head script style pre table nav footer header svg math button select textarea form iframe noscript".split()
 )
 _SKIPPED_CLASSES = re.compile(
-    r"headerlink|viewcode|sidebar|navheader|navfooter|related|footer|highlight|toctree|breadcrumb|\bsig\b"
+    r"headerlink|viewcode|sphinxsidebar|(?<![a-z])sidebar(?!-visible)|navheader|navfooter|related|footer|highlight|toctree|breadcrumb|\bsig\b"
     r"|programlisting|synopsis|nav-wrapper|menu-bar|\btoc\b|versionmodified|contents|langs"
 )
 _BLOCKS = frozenset(
@@ -34,7 +34,7 @@ class _Reader(HTMLParser):
             self._depth += tag == self._skipping
             return
         if tag in _BLOCKS:
-            self._flush()
+            self.flush()
             self._kind = "h" if tag in _HEADINGS else tag if tag in ("li", "dt") else self._inner(tag)
         if tag == "br":
             self._text.append(" ")
@@ -51,7 +51,7 @@ class _Reader(HTMLParser):
                 self._skipping = ""
             return
         if tag in _BLOCKS:
-            self._flush()
+            self.flush()
             self._kind = "p"
 
     def handle_data(self, data: str) -> None:
@@ -62,7 +62,8 @@ class _Reader(HTMLParser):
         """A paragraph that opens a list item belongs to the item."""
         return "li" if tag == "p" and self._kind == "li" else "p"
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """End the block that is being read."""
         text = " ".join("".join(self._text).split())
         self._text.clear()
         if text:
@@ -75,7 +76,7 @@ def prose_of(page: str) -> str:
     reader = _Reader()
     reader.feed(page)
     reader.close()
-    reader._flush()
+    reader.flush()
     lines: list[str] = []
     kinds: list[str] = []
     for kind, text in reader.blocks:
