@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from bench.tasks import generators
 from bench.tasks.task import Task, rng_for
 
-PER_GENERATOR = 400
+PER_GENERATOR = 250_000  # characters, so that the generators of long prompts do not outweigh the others
 
 
-def task_texts(count: int = PER_GENERATOR) -> Iterator[str]:
-    """Instances 0..count-1 of every generator's training split, each as one text."""
+def task_texts(characters: int = PER_GENERATOR) -> Iterator[str]:
+    """The first instances of every generator's training split, each as one text."""
     for name, generate in sorted(generators().items()):
-        for index in range(count):
-            yield text_of(generate(rng_for(name, "train", index), "train"))
+        index = taken = 0
+        while taken < characters:
+            text = text_of(generate(rng_for(name, "train", index), "train"))
+            yield text
+            taken += len(text)
+            index += 1
 
 
 def text_of(task: Task) -> str:
