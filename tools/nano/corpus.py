@@ -31,12 +31,13 @@ from ninfer.errors import NInferError
 from tools.nano.credits import credit_of, sources_page
 from tools.nano.fetch import fetch
 from tools.nano.overlap import Windows, window_hashes
-from tools.nano.readers import READERS
+from tools.nano.readers import READERS, is_aside
 from tools.nano.sources import SOURCES, Domain, Source
 
 DOMAINS: tuple[Domain, ...] = ("prose", "code")
-HELDOUT_PERCENT = 1  # of the prose documents; of code, whole packages are held out
-SHARED_RUN = 30  # windows in common with bench/corpus that make a document a part of it
+HELDOUT_PERCENT = 2  # of the prose documents; of code, whole packages are held out
+# Windows in common with bench/corpus that rule a document out; files of code share their import lines.
+SHARED = {"prose": 1, "code": 20}
 SHARED_PART = 0.02  # of its windows in common with the training texts that unmake a held-out document
 MAX_COMPRESSED = 11 << 20  # bytes of the two training files together
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,7 +75,7 @@ def read_source(source: Source, cache: Path) -> Read:
         wanted = any(fnmatch(inside, pattern) for pattern in source.paths)
         if not wanted or any(fnmatch(inside, pattern) for pattern in source.skip):
             continue
-        if path.is_symlink() or not path.is_file():
+        if path.is_symlink() or not path.is_file() or (source.domain == "code" and is_aside(inside)):
             continue
         for part, body in READERS[source.reader](path):
             name = f"{source.package}/{inside}" + (f"#{part}" if part else "")
@@ -136,7 +137,9 @@ def select(reads: Iterable[Read], forbidden: Windows) -> list[tuple[Read, list[T
         size = 0
         for text in sorted(read.texts, key=lambda text: text.order):
             length = len(text.body.encode())
-            if size + length > read.source.limit or len(forbidden.shared(text.body)) >= SHARED_RUN:
+            if size + length > read.source.limit:
+                continue
+            if len(forbidden.shared(text.body)) >= SHARED[text.domain]:
                 continue
             cleaned = repeats.cleaned(text)
             if cleaned is not None:
@@ -183,8 +186,8 @@ def build(out: Path, cache: Path, sources: Sequence[Source] = SOURCES) -> dict[s
         (out / f"heldout-{domain}.names").write_text(names, "utf-8")
     if compressed > MAX_COMPRESSED:
         raise NInferError(
-            f"the training texts take {compressed:,} bytes; the limit is {MAX_COMPRESSED:,}: lower the limits "
-            "in tools/nano/sources.py"
+            f"the training texts take {compressed:,} bytes; the limit is {MAX_COMPRESSED:,}: lower the "
+            "limits in tools/nano/sources.py"
         )
     manifest = {"files": files, "sources": [_record(read, texts) for read, texts in chosen]}
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")

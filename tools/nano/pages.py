@@ -6,17 +6,21 @@ import re
 from html.parser import HTMLParser
 
 # What holds no prose: scripts, listings, tables, navigation. Void elements never get here.
-_SKIPPED = frozenset(
-    "head script style pre table nav footer header svg math button select textarea form iframe noscript".split()
-)
+_SKIPPED = frozenset((
+    "head", "script", "style", "pre", "table", "nav", "footer", "header", "svg", "math", "button",
+    "select", "textarea", "form", "iframe", "noscript",
+))  # fmt: skip
 _SKIPPED_CLASSES = re.compile(
-    r"headerlink|viewcode|sphinxsidebar|(?<![a-z])sidebar(?!-visible)|navheader|navfooter|related|footer|highlight|toctree|breadcrumb|\bsig\b"
-    r"|programlisting|synopsis|nav-wrapper|menu-bar|\btoc\b|versionmodified|contents|langs"
+    r"headerlink|viewcode|sphinxsidebar|(?<![a-z])sidebar(?!-visible)|navheader|navfooter|related|footer"
+    r"|highlight|toctree|breadcrumb|\bsig\b|programlisting|synopsis|nav-wrapper|menu-bar|\btoc\b|versionmodified|contents|langs|classifier"
 )
-_BLOCKS = frozenset(
-    "p li dd dt dl ul ol div section article blockquote body h1 h2 h3 h4 h5 h6 hr main center td".split()
-)
-_VOID = frozenset("br img hr input meta link area base col embed source track wbr".split())
+_BLOCKS = frozenset((
+    "p", "li", "dd", "dt", "dl", "ul", "ol", "div", "section", "article", "blockquote", "body", "h1",
+    "h2", "h3", "h4", "h5", "h6", "hr", "main", "center", "td",
+))  # fmt: skip
+_VOID = frozenset((
+    "br", "img", "hr", "input", "meta", "link", "area", "base", "col", "embed", "source", "track", "wbr",
+))  # fmt: skip
 _HEADINGS = frozenset(("h1", "h2", "h3", "h4", "h5", "h6"))
 
 
@@ -103,7 +107,7 @@ def prose_of(page: str) -> str:
 
 _TYPOGRAPHY = str.maketrans({
     "‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "--", "…": "...", "\u00a0": " ", "\u00ad": None,
-    "\u200b": None, "\ufeff": None, "‐": "-", "‑": "-", "−": "-", "\u2028": " ", "¶": None, "§": None,
+    "\u200b": None, "\ufeff": None, "‐": "-", "‑": "-", "−": "-", "\u2028": " ", "¶": None, "§": None, "\ufffd": None,
 })  # fmt: skip
 
 
@@ -131,7 +135,10 @@ def is_natural(text: str, *, short: bool) -> bool:
     return short or text[-1] in ".!?:;\"')" or len(words) >= 12
 
 
-_COMMON = frozenset("the of and to a is in for that it be are with as this on you or can not by".split())
+_COMMON = frozenset((
+    "the", "of", "and", "to", "a", "is", "in", "for", "that", "it", "be", "are", "with", "as", "this",
+    "on", "you", "or", "can", "not", "by",
+))  # fmt: skip
 
 
 def is_english(text: str) -> bool:

@@ -74,7 +74,8 @@ def jargon(path: Path) -> Iterator[Document]:
     text = gzip.decompress(path.read_bytes()).decode("utf-8")
     text = text[text.index("\n   :") :].replace("{", "").replace("}", "")
     text = re.sub(r"^   :([^:\n]+):", r"\1:", text, flags=re.MULTILINE)
-    paragraphs = [p for p in _unwrapped(text).split("\n\n") if is_natural(p, short=True)]
+    entry = re.compile(r"[^:]{1,60}: ?[^:]{0,60}$")
+    paragraphs = [p for p in _unwrapped(text).split("\n\n") if entry.match(p) or is_natural(p, short=True)]
     for index, piece in enumerate(_pieces("\n\n".join(paragraphs))):
         yield f"{index:03}", piece
 
@@ -99,8 +100,8 @@ def factbook(path: Path) -> Iterator[Document]:
 
 
 def python(path: Path) -> Iterator[Document]:
-    """A whole file of Python, without the licence at its top; none that is generated, data or a test."""
-    if not 400 <= path.stat().st_size <= 20_000 or _TEST_FILE.search(path.as_posix()):
+    """A whole file of Python, without the licence at its top; none that is generated or data."""
+    if not 400 <= path.stat().st_size <= 20_000:
         return
     try:
         text = path.read_bytes().decode("utf-8")
@@ -119,6 +120,11 @@ def python(path: Path) -> Iterator[Document]:
         yield "", body.rstrip() + "\n"
 
 
+def is_aside(path: str) -> bool:
+    """Whether a Python file, by its path in the package, is a test, copied from others, or a table."""
+    return _ASIDE.search("/" + path) is not None
+
+
 READERS: dict[str, Callable[[Path], Iterator[Document]]] = {
     "html": html,
     "novels": novels,
@@ -129,7 +135,7 @@ READERS: dict[str, Callable[[Path], Iterator[Document]]] = {
     "python": python,
 }
 
-_TEST_FILE = re.compile(
+_ASIDE = re.compile(
     r"/(tests?|testing|test_.*|.*_test|conftest|idlelib|_vendor|vendor|extern|externals|migrations|locale|i18n"
     r"|locales|unicode|_generated|stubs?|fixtures|testdata|data)(/|\.py$)|_pb2|/_?version\.py$|/models/auto/"
 )

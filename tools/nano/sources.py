@@ -67,24 +67,26 @@ _PROSE = (
     ),
     _docs(
         "python3.11-doc", "PSF-2.0", "*/whatsnew/changelog*", "*/reference/datamodel*",
-        "*/reference/compound_stmts*", limit=2_300_000,
+        "*/reference/compound_stmts*", limit=2_200_000,
         note="the two chapters of bench/corpus are left out",
     ),
-    _docs("postgresql-doc-15", "PostgreSQL", "*/release-*", limit=1_900_000),
+    _docs("postgresql-doc-15", "PostgreSQL", "*/release-*", limit=1_600_000),
     _docs("sqlite3-doc", "public domain", "*/releaselog/*", "*/changes*", "*/session/*", limit=1_500_000),
     Source(
         "rust-doc", "MIT OR Apache-2.0",
         paths=tuple(
             f"usr/share/doc/rust-doc/html/{book}/*.html"
-            for book in ("book", "reference", "nomicon", "rust-by-example", "embedded-book", "rustc", "rustdoc",
-                         "edition-guide", "cargo")
+            for book in (
+                "book", "reference", "nomicon", "rust-by-example", "embedded-book", "rustc", "rustdoc",
+                "edition-guide", "cargo",
+            )
         ),
         skip=("*/print.html", "*/print-*"), limit=2_000_000,
         note="the books, not the library's reference",
     ),
     Source("apache2-doc", "Apache-2.0", paths=("*/manual/en/*.html",), limit=1_100_000),
     _docs("erlang-doc", "Apache-2.0", "*/wx-*", "*/java/*", "*release_notes*", "*/notes*", "*/megaco*",
-          limit=500_000),
+          limit=300_000),
     _docs("python-django-doc", "BSD-3-Clause", "*/releases/*", limit=1_300_000),
     _docs("python-sympy-doc", "BSD-3-Clause", limit=400_000),
     _docs("python-scipy-doc", "BSD-3-Clause", "*/release*", "*/generated/*", limit=400_000),
@@ -109,7 +111,7 @@ _PROSE = (
     _docs("twisted-doc", "MIT", "*/api/*", limit=500_000),
     _docs("nodejs-doc", "MIT", "*changelog*", limit=500_000),
     _docs("zsh-doc", "MIT", "*Index*", limit=250_000, note="the licence of Zsh, a short permissive one"),
-    _docs("llvm-15-doc", "Apache-2.0 WITH LLVM-exception", "*/AMDGPU/*", "*ReleaseNotes*", limit=700_000),
+    _docs("llvm-15-doc", "Apache-2.0 WITH LLVM-exception", "*/AMDGPU/*", "*ReleaseNotes*", limit=600_000),
     _docs("nova-doc", "Apache-2.0", "*/sample*", "*/configuration/*", limit=350_000),
     _docs("neutron-doc", "Apache-2.0", "*/configuration/*", "*/api/*", limit=300_000),
     _docs("keystone-doc", "Apache-2.0", "*/configuration/*", "*/api/*", limit=200_000),
@@ -121,7 +123,7 @@ _PROSE = (
 )  # fmt: skip
 
 
-def _code(package: str, version: str, spdx: str, *, limit: int = 300_000, heldout: bool = False) -> Source:
+def _code(package: str, version: str, spdx: str, *, limit: int = 255_000, heldout: bool = False) -> Source:
     return Source(package, spdx, "pip", "python", version, ("*.py",), (), limit, heldout)
 
 

@@ -73,9 +73,7 @@ def tokenizer_config() -> dict[str, Any]:
     return {
         "add_bos_token": False,
         "add_prefix_space": False,
-        "added_tokens_decoder": {
-            str(BPE_TOKENS + index): _entry(token) for index, token in enumerate(ADDED)
-        },
+        "added_tokens_decoder": {str(BPE_TOKENS + index): _entry(token) for index, token in enumerate(ADDED)},
         "bos_token": None,
         "clean_up_tokenization_spaces": False,
         "eos_token": "<|im_end|>",
