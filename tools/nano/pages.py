@@ -107,7 +107,8 @@ def prose_of(page: str) -> str:
 
 _TYPOGRAPHY = str.maketrans({
     "‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "--", "…": "...", "\u00a0": " ", "\u00ad": None,
-    "\u200b": None, "\ufeff": None, "‐": "-", "‑": "-", "−": "-", "\u2028": " ", "¶": None, "§": None, "\ufffd": None,
+    "\u200b": None, "\ufeff": None, "‐": "-", "‑": "-", "−": "-", "\u2028": " ", "¶": None, "§": None,
+    "\ufffd": None,
 })  # fmt: skip
 
 

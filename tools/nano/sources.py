@@ -50,7 +50,7 @@ _PROSE = (
         "Project Gutenberg); the two novels of bench/corpus are left out",
     ),
     Source(
-        "wordnet-base", "WordNet-3.0", reader="wordnet", paths=("usr/share/wordnet/data.*",), limit=2_400_000,
+        "wordnet-base", "WordNet-3.0", reader="wordnet", paths=("usr/share/wordnet/data.*",), limit=2_200_000,
         note="glosses and examples as sentences, a sample; the licence permits any use with its notice",
     ),
     Source(
@@ -123,7 +123,7 @@ _PROSE = (
 )  # fmt: skip
 
 
-def _code(package: str, version: str, spdx: str, *, limit: int = 255_000, heldout: bool = False) -> Source:
+def _code(package: str, version: str, spdx: str, *, limit: int = 240_000, heldout: bool = False) -> Source:
     return Source(package, spdx, "pip", "python", version, ("*.py",), (), limit, heldout)
 
 
