@@ -55,7 +55,7 @@ VALUE_WORDS = words(
 )
 
 _PIECE = re.compile(r" ?[A-Za-z]+|-[A-Za-z]+|[0-9]|\n+| (?=[0-9])| ?[^\w\s]")
-WORD_TOKENS = 1.06  # tokens an English word of these lists takes in our vocabulary, a little too many
+WORD_TOKENS = 1.10  # tokens an English word of these lists takes in our vocabulary, a little too many
 
 
 def estimated_tokens(text: str) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from bench.tasks import generators
 from bench.tasks.task import Task, rng_for
 
-PER_GENERATOR = 250_000  # characters, so that the generators of long prompts do not outweigh the others
+PER_GENERATOR = 1_000_000  # characters, so that no generator of long prompts outweighs the others
 
 
 def task_texts(characters: int = PER_GENERATOR) -> Iterator[str]:
