@@ -19,6 +19,7 @@ from bench.tasks.task import rng_for
 from tools.nano.batches import read_texts
 from tools.nano.delta import CHUNK
 from tools.nano.documents import Document, Encoder
+from tools.nano.geometry import CONTEXT
 from tools.nano.model import Model, Packing, Parameters, unbind
 from tools.nano.quantized import with_nvfp4
 
@@ -84,7 +85,7 @@ def _score(model: Model, parameters: Parameters, documents: list[Document], devi
         begin += room
     lengths = [*rooms, _TOKENS - begin] if begin < _TOKENS else rooms
     packing = Packing(
-        torch.cat([torch.arange(n) for n in lengths]).to(device),
+        torch.cat([torch.arange(n) % CONTEXT for n in lengths]).to(device),
         torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device),
         max(lengths),
     )
