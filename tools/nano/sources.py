@@ -104,7 +104,7 @@ _PROSE = (
         "PostgreSQL",
         "*/release-*",
         limit=1_600_000,
-        credit="© 1996-2022 PostgreSQL Global Development Group, 1994 Regents of the University of California",
+        credit="© 1996-2022 PostgreSQL Global Development Group; © 1994 Regents of the Univ. of California",
     ),
     _docs(
         "sqlite3-doc",
