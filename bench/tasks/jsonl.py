@@ -169,8 +169,8 @@ _FORMULA = (
     'Record i (i = 1 to {count}) has {counter} = i, {constant} = "{text}", {first} = {base} + {step} * i '
     "(so {a} in the first record), {second} = {base2} + {step2} * i (so {b} in the first record), and "
     '{state} = "{rare}" if i is divisible by {period}, otherwise "{usual}".',
-    'For record i, counting from 1: {counter} is i, {constant} is "{text}", {first} is {base} + {step} * '
-    'i, {second} is {base2} + {step2} * i, and {state} is "{rare}" when i is a multiple of {period} and '
+    'For record i, counting from 1 to {count}: {counter} is i, {constant} is "{text}", {first} is {base} + '
+    '{step} * i, {second} is {base2} + {step2} * i, and {state} is "{rare}" when i is a multiple of {period} and '
     '"{usual}" otherwise.',
     'Rules for record i = 1, 2, ..., {count}:\n- {counter}: i\n- {constant}: always "{text}"\n- {first}: '
     "{base} + {step} * i ({a}, {a2}, ...)\n- {second}: {base2} + {step2} * i ({b}, {b2}, ...)\n- {state}: "
@@ -179,13 +179,13 @@ _FORMULA = (
     '{state}="{rare}" if i%{period}==0 else "{usual}", for i from 1 to {count}.',
 )
 _STEPS = (
-    '{counter} counts up from {start}. {constant} is always "{text}". {first} starts at {a} and grows by '
-    '{step} with every record. {second} starts at {b} and grows by {step2}. {state} is "{rare}" in every '
+    '{counter} counts up from {start} to {last}. {constant} is always "{text}". {first} starts at {a} and '
+    'grows by {step} with every record. {second} starts at {b} and grows by {step2}. {state} is "{rare}" in every '
     'record whose position is a multiple of {period}, and "{usual}" in all others.',
-    'Rules:\n- {counter}: {start}, {start2}, and so on\n- {constant}: "{text}"\n- {first}: {a} in the '
-    "first record, then {step} more in each\n- {second}: {b} in the first record, then {step2} more in "
+    'Rules:\n- {counter}: {start}, {start2}, and so on up to {last}\n- {constant}: "{text}"\n- {first}: {a} in '
+    "the first record, then {step} more in each\n- {second}: {b} in the first record, then {step2} more in "
     'each\n- {state}: "{rare}" in records number {period}, {period2}, ...; "{usual}" in the rest',
-    '{constant} stays "{text}"; {counter} begins at {start} and rises by 1; {first} begins at {a} and '
+    '{constant} stays "{text}"; {counter} rises from {start} to {last} by 1; {first} begins at {a} and '
     "rises by {step}; {second} begins at {b} and rises by {step2}. Every {ordinal} record has {state} "
     '"{rare}", the others have "{usual}".',
 )
@@ -221,6 +221,7 @@ def prompt(rule: Rule, pick: Pick) -> str:
         usual=layout.usual,
         start=rule.start,
         start2=rule.start + 1,
+        last=rule.start + rule.count - 1,
         base=rule.base,
         base2=rule.base2,
         step=rule.step,
@@ -251,12 +252,17 @@ def _number(rng: random.Random, top: int) -> int:
     return rng.randrange(top // unit) * unit
 
 
+def _start(rng: random.Random) -> int:
+    return 1 if rng.random() < 0.65 else rng.choice((rng.randint(0, 99), rng.randint(100, 999)))
+
+
 def _rule(rng: random.Random) -> Rule:
-    """A rule of the canonical form (32 records, canonical layout) with other numbers."""
+    """A rule of the canonical form (32 records, canonical layout) with other starts and steps."""
     while True:
         rule = replace(
             CANONICAL,
             constant=rng.choice(RUNS.constants),
+            start=_start(rng),
             base=_number(rng, 6001),
             step=rng.randint(1, 40),
             base2=_number(rng, 301),
@@ -268,7 +274,7 @@ def _rule(rng: random.Random) -> Rule:
 
 
 def _variant(rng: random.Random) -> Rule:
-    """Any variant: other counts, starts, layouts, field orders, compact JSON."""
+    """Any variant: other counts, layouts, field orders, compact JSON."""
     rule = _rule(rng)
     layout = RUNS if rng.random() < 0.6 else rng.choice(LAYOUTS)
     order = list(layout.fields)
@@ -280,7 +286,6 @@ def _variant(rng: random.Random) -> Rule:
         constant=rule.constant if layout is RUNS else rng.choice(layout.constants),
         order=tuple(order),
         count=32 if rng.random() < 0.4 else rng.randint(4, 40),
-        start=1 if rng.random() < 0.65 else rng.choice((rng.randint(0, 99), rng.randint(100, 999))),
         compact=rng.random() < 0.15,
     )
 

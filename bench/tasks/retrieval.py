@@ -148,13 +148,17 @@ def _key_values(
     tokens: float,
     depths: list[float],
     count: Callable[[str], float],
+    *,
+    question_first: bool = False,
 ) -> Task:
-    """A list that fills a prompt of `tokens`, then one question per depth, each in a turn of its own."""
+    """A list that fills a prompt of `tokens`, then one question per depth, each in a turn of its own.
+
+    question_first: the first question stands before the list, so that it must be kept in mind.
+    """
     entries = _Entries(rng)
     header = rng.choice(HEADERS)
     asked = [entries.key(split) for _ in depths]
     questions = [_ask(rng, key) for key in asked]
-    before = rng.random() < 0.2
 
     lines: list[str] = []
     values = [entries.value() for _ in asked]
@@ -178,7 +182,7 @@ def _key_values(
     for index, question in enumerate(questions):
         text = question
         if index == 0:
-            text = f"{question}\n\n{block}" if before else f"{block}\n\n{question}"
+            text = f"{question}\n\n{block}" if question_first else f"{block}\n\n{question}"
         messages.append({"role": "user", "content": text})
         if index < len(questions) - 1:
             messages.append({"role": "assistant", "content": values[index]})
@@ -206,6 +210,14 @@ def _sized(tokens: int) -> Generator:
         return kv_at(rng, split, tokens, rng.random())
 
     return generate
+
+
+def kv_first(rng: random.Random, split: Split) -> Task:
+    """A list of 256 to 2,048 tokens that follows its question."""
+    tokens = math.exp(rng.uniform(math.log(256), math.log(2048)))
+    return _key_values(
+        rng, split, "kv_first", tokens * 0.95, [rng.random()], estimated_tokens, question_first=True
+    )
 
 
 def kv_many(rng: random.Random, split: Split) -> Task:
@@ -302,6 +314,7 @@ def needle(rng: random.Random, split: Split) -> Task:
 
 GENERATORS: dict[str, Generator] = {
     **{f"kv{tokens}": _sized(tokens) for tokens in KV_SIZES},
+    "kv_first": kv_first,
     "kv_many": kv_many,
     "needle": needle,
 }

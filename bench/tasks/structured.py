@@ -236,6 +236,7 @@ def draw_copy(rng: random.Random) -> Draft:
 
 GENERATORS: dict[str, Generator] = {
     "jsonl32": generator("jsonl32", "structured", draw_32, draw_canonical),
+    "jsonl32_variant": generator("jsonl32_variant", "structured", draw_32),
     "jsonl": generator("jsonl", "structured", draw_variant),
     "csv": generator("csv", "structured", draw_csv),
     "json_schema": generator("json_schema", "structured", draw_schema),

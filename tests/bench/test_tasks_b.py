@@ -38,7 +38,7 @@ def count(name: str) -> int:
 
 def test_the_names_of_the_benchmark():
     assert set(NAMES) == {
-        *("kv512", "kv2048", "kv8192", "kv_many", "needle", "story", "story_long"),
+        *("kv512", "kv2048", "kv8192", "kv_first", "kv_many", "needle", "story", "story_long"),
         *("to_orvali", "to_english", "glossary", "tool_call", "tool_result", "tool_thinking"),
     }
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from tools.nano import geometry
-from tools.nano.delta import CHUNK, plain
+from tools.nano.delta import plain
 from tools.nano.model import (
     Model,
-    Packing,
     Parameters,
     attend_plain,
     from_huggingface,
@@ -17,6 +17,7 @@ from tools.nano.model import (
     to_huggingface,
     unbind,
 )
+from tools.nano.packing import CHUNK, Packing, cut, packing
 
 
 def _random_parameters(seed: int) -> Parameters:
@@ -31,8 +32,7 @@ def _random_parameters(seed: int) -> Parameters:
 
 
 def _packed(lengths: list[int]) -> Packing:
-    ends = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
-    return Packing(torch.cat([torch.arange(n) for n in lengths]), ends, max(lengths))
+    return packing(np.cumsum([0, *lengths]), "cpu")
 
 
 def _model() -> Model:
@@ -64,8 +64,7 @@ def test_packed_delta_rule_equals_the_recurrence_of_each_document() -> None:
     v = torch.randn(sum(lengths), 4, 16, generator=generator)
     g = -torch.rand(sum(lengths), 4, generator=generator) * 0.3
     beta = torch.rand(sum(lengths), 4, generator=generator)
-    packing = _packed(lengths)
-    ours = plain(q, k, v, g, beta, packing.ends)
+    ours = plain(q, k, v, g, beta, _packed(lengths))
     begin = 0
     for length in lengths:
         part = slice(begin, begin + length)
@@ -115,15 +114,21 @@ def test_checkpoint_names_round_trip() -> None:
     assert sum(value.numel() for value in tensors.values()) <= 24_000_000
 
 
-@pytest.mark.parametrize("cut", [CHUNK, 2 * CHUNK, 2 * CHUNK + 1])
-def test_a_packing_cut_short_keeps_what_is_left(cut: int) -> None:
-    lengths = [2 * CHUNK, 2 * CHUNK]
-    whole = _packed(lengths)
-    part = whole.first(cut)
+@pytest.mark.parametrize("tokens", [CHUNK, 2 * CHUNK, 3 * CHUNK])
+def test_a_packing_cut_short_keeps_what_is_left(tokens: int) -> None:
+    ends = np.array([0, 2 * CHUNK, 4 * CHUNK])
     generator = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(4 * CHUNK, 2, 32, generator=generator) for _ in "qkv")
-    expected = attend_plain(q, k, v, whole)[:cut]
-    torch.testing.assert_close(attend_plain(q[:cut], k[:cut], v[:cut], part), expected)
+    expected = attend_plain(q, k, v, packing(ends, "cpu"))[:tokens]
+    part = packing(cut(ends, tokens), "cpu")
+    torch.testing.assert_close(attend_plain(q[:tokens], k[:tokens], v[:tokens], part), expected)
+
+
+def test_a_packing_knows_positions_and_chunks() -> None:
+    where = _packed([2 * CHUNK, CHUNK])
+    assert where.positions.tolist() == [*range(2 * CHUNK), *range(CHUNK)]
+    assert where.chunks.tolist() == [[0, 0], [0, 1], [1, 0]]
+    assert where.longest == 2 * CHUNK
 
 
 def test_mtp_layer_is_transformers_attention_block_between_its_stem_and_norm() -> None:

@@ -73,8 +73,7 @@ def test_steps_learn_and_a_checkpoint_restores_them(tmp_path) -> None:
     tokens = np.tile(pattern, 16)
     sources = np.zeros(len(tokens), dtype=np.uint8)
     sources[63] = sources[-1] = IGNORED
-    positions = np.tile(np.arange(64, dtype=np.int32), 2)
-    batch = Batch(tokens, sources, positions, np.array([0, 64, 128], dtype=np.int32))
+    batch = Batch(tokens, sources, np.array([0, 64, 128], dtype=np.int32))
     trainer = Trainer(initialize(0, "cpu"), distilled=False, device="cpu")
     means = []
     for _ in range(5):

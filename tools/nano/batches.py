@@ -17,9 +17,9 @@ import numpy as np
 
 from bench.tasks import generators
 from bench.tasks.task import Split
-from tools.nano.delta import CHUNK
 from tools.nano.documents import Document, Encoder
 from tools.nano.mix import PIECES, SOURCES, TASKS, TEXT
+from tools.nano.packing import CHUNK
 
 IGNORED = 255  # the source of tokens that are not learned
 _FILES = {"prose": "prose", "code-files": "code"}
@@ -27,17 +27,14 @@ _FILES = {"prose": "prose", "code-files": "code"}
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's tokens; all arrays have T entries but `ends`.
+    """One step's tokens.
 
-    tokens: uint16. sources: uint8, of the token that follows: its index in SOURCES if it is learned, else
-    IGNORED.
-    positions: int32, from each document's start. ends: int32 `[documents + 1]`, cumulative lengths,
-    multiples of CHUNK.
+    tokens: uint16 `[T]`. sources: uint8 `[T]`, of the token that follows: its index in SOURCES if it is
+    learned, else IGNORED. ends: int32 `[documents + 1]`, cumulative lengths, multiples of CHUNK.
     """
 
     tokens: np.ndarray
     sources: np.ndarray
-    positions: np.ndarray
     ends: np.ndarray
 
 
@@ -61,7 +58,6 @@ class Sampler:
         """Pack documents into `tokens`; the one that does not fit opens the next batch."""
         ids = np.zeros(tokens, dtype=np.uint16)
         sources = np.full(tokens, IGNORED, dtype=np.uint8)
-        positions = np.zeros(tokens, dtype=np.int32)
         ends = [0]
         while True:
             source, document = self._waiting or self._next()
@@ -73,16 +69,13 @@ class Sampler:
                 break
             ids[begin : begin + length] = document.ids
             sources[begin : begin + length - 1][document.learned[1:]] = source
-            positions[begin : begin + room] = np.arange(room)
             ends.append(begin + room)
-        rest = tokens - ends[-1]
-        if rest:
-            positions[ends[-1] :] = np.arange(rest)
+        if ends[-1] < tokens:
             ends.append(tokens)
-        return Batch(ids, sources, positions, np.array(ends, dtype=np.int32))
+        return Batch(ids, sources, np.array(ends, dtype=np.int32))
 
     def _next(self) -> tuple[int, Document]:
-        name = min(self._shares, key=lambda name: self._drawn[name] / self._shares[name])
+        name = min(self._shares, key=lambda known: self._drawn[known] / self._shares[known])
         document = self._piece(name) if name in self._texts else self.task(name)
         self._drawn[name] += -(-len(document.ids) // CHUNK) * CHUNK
         return SOURCES.index(name), document

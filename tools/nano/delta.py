@@ -12,20 +12,17 @@ from typing import Any
 
 import torch
 
-CHUNK = 64
+from tools.nano.packing import CHUNK, Packing
 
 Delta = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Packing], torch.Tensor
 ]
 
 
 def plain(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, ends: torch.Tensor
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, packing: Packing
 ) -> torch.Tensor:
-    """Outputs `[T, Hv, D]` of unit q, k `[T, Hk, D]`, v `[T, Hv, D]`, log decays g and beta `[T, Hv]`.
-
-    ends: int `[documents + 1]`, cumulative lengths, all multiples of CHUNK, the last one T.
-    """
+    """Outputs `[T, Hv, D]` of unit q, k `[T, Hk, D]`, v `[T, Hv, D]`, log decays g and beta `[T, Hv]`."""
     tokens, heads, width = v.shape
     repeat = heads // q.shape[1]
     q, k = (x.repeat_interleave(repeat, dim=1) for x in (q, k))
@@ -40,7 +37,7 @@ def plain(
     u = torch.linalg.solve_triangular(mixing, weight * v, upper=False, unitriangular=True)
     w = torch.linalg.solve_triangular(mixing, weight * since * k, upper=False, unitriangular=True)
     within = (q @ k.mT) * decay
-    starts = set((ends[:-1] // CHUNK).tolist())
+    starts = set((packing.ends[:-1] // CHUNK).tolist())
     state = v.new_zeros(heads, width, width)
     outputs = []
     for index in range(tokens // CHUNK):
@@ -59,8 +56,15 @@ def fused() -> Delta:
     that step is computed by matrix products instead.
     """
     import fla.ops.gated_delta_rule.chunk as library  # pyright: ignore[reportMissingImports]
+    from fla.ops.common import chunk_delta_h, chunk_o  # pyright: ignore[reportMissingImports]
+    from fla.ops.gated_delta_rule import chunk_fwd, wy_fast  # pyright: ignore[reportMissingImports]
+    from fla.ops.utils import cumsum  # pyright: ignore[reportMissingImports]
 
     library.chunk_bwd_dqkwg = _Gradients()
+    for module in (cumsum, chunk_fwd, wy_fast, chunk_delta_h, chunk_o):
+        for name, kernel in vars(module).items():
+            if name.endswith(_KERNELS):
+                _narrow(kernel.fn)
 
     def run(
         q: torch.Tensor,
@@ -68,14 +72,39 @@ def fused() -> Delta:
         v: torch.Tensor,
         g: torch.Tensor,
         beta: torch.Tensor,
-        ends: torch.Tensor,
+        packing: Packing,
     ) -> torch.Tensor:
         output, _ = library.chunk_gated_delta_rule(
-            *(x.unsqueeze(0) for x in (q, k, v, g, beta)), cu_seqlens=ends
+            *(x.unsqueeze(0) for x in (q, k, v, g, beta)),
+            cu_seqlens=packing.ends,
+            chunk_indices=packing.chunks,
         )
         return output.squeeze(0)
 
     return run
+
+
+# The kernels that the rule launches.
+_KERNELS = (
+    "chunk_local_cumsum_scalar_kernel",
+    "chunk_gated_delta_rule_fwd_kkt_solve_kernel",
+    "recompute_w_u_fwd_kernel",
+    "prepare_wy_repr_bwd_kernel",
+    "fwd_kernel_h_blockdim64",
+    "bwd_kernel_dhu_blockdim64",
+    "chunk_fwd_kernel_o",
+    "chunk_bwd_kernel_dv_local",
+)
+
+
+def _narrow(tuner: Any) -> None:
+    """Keep one number of warps and stages of a kernel's candidates: trying all sixty takes over a minute.
+
+    Two warps where four were seen to be compiled wrongly in a sister kernel on Hopper.
+    """
+    warps = 2 if tuner.kernel_name.startswith("prepare_wy_repr") else 4
+    nearest = min((abs(c.num_warps - warps), abs(c.num_stages - 3)) for c in tuner.configs)
+    tuner.configs = [c for c in tuner.configs if (abs(c.num_warps - warps), abs(c.num_stages - 3)) == nearest]
 
 
 class _Gradients:

@@ -17,10 +17,9 @@ import torch
 from bench.tasks import generators
 from bench.tasks.task import rng_for
 from tools.nano.batches import read_texts
-from tools.nano.delta import CHUNK
 from tools.nano.documents import Document, Encoder
-from tools.nano.geometry import CONTEXT
-from tools.nano.model import Model, Packing, Parameters, unbind
+from tools.nano.model import Model, Parameters, unbind
+from tools.nano.packing import CHUNK, packing
 from tools.nano.quantized import with_nvfp4
 
 _TOKENS = 65_536
@@ -84,21 +83,17 @@ def _score(model: Model, parameters: Parameters, documents: list[Document], devi
         owner[begin : begin + length - 1][document.learned[1:]] = index
         begin += room
     lengths = [*rooms, _TOKENS - begin] if begin < _TOKENS else rooms
-    packing = Packing(
-        torch.cat([torch.arange(n) % CONTEXT for n in lengths]).to(device),
-        torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device),
-        max(lengths),
-    )
+    where = packing(np.array([0, *np.cumsum(lengths)]), device)
     tokens, owners = torch.from_numpy(ids).to(device), torch.from_numpy(owner).to(device)
     p = unbind(parameters, torch.bfloat16)
     head = p["embedding"][0].mT
-    hidden = model.hidden(p, tokens, packing)
+    hidden = model.hidden(p, tokens, where)
     following = tokens.roll(-1)
     logits = hidden @ head
     best = logits.argmax(-1)
     learned = owners >= 0
     loss = torch.logsumexp(logits.float(), -1) - logits.gather(1, following.unsqueeze(1)).squeeze(1).float()
-    drafts = (model.draft(p, hidden, following, packing) @ head).argmax(-1)
+    drafts = (model.draft(p, hidden, following, where) @ head).argmax(-1)
     agree = (drafts == best.roll(-1)) & learned.roll(-1)
     wrong = owners[learned & (best != following)].unique()
     return [

@@ -5,10 +5,10 @@ from __future__ import annotations
 # Shares are relative. Long-context sources count many tokens per answer, so theirs are large.
 TEXT = {"prose": 20.0, "code-files": 10.0}
 TASKS = {
-    "jsonl32": 3.0,
-    "jsonl": 7.0,
+    "jsonl32": 4.0,
+    "jsonl": 9.0,
     "csv": 3.0,
-    "json_schema": 2.0,
+    "json_schema": 3.0,
     "sort": 2.5,
     "copy": 3.0,
     "add2": 2.0,
@@ -22,7 +22,8 @@ TASKS = {
     "kv512": 4.0,
     "kv2048": 8.0,
     "kv8192": 10.0,
-    "kv_many": 5.0,
+    "kv_first": 4.0,
+    "kv_many": 4.0,
     "needle": 1.5,
     "story": 6.0,
     "story_long": 3.0,
@@ -31,7 +32,7 @@ TASKS = {
     "glossary": 2.0,
     "tool_call": 5.0,
     "tool_result": 2.0,
-    "tool_thinking": 2.5,
+    "tool_thinking": 3.5,
 }
 SOURCES = (*TEXT, *TASKS)
 
@@ -46,6 +47,7 @@ WEIGHTS = {
     "kv2048": 8.0,
     "kv8192": 16.0,
     "kv_many": 4.0,
+    "kv_first": 8.0,
     "needle": 4.0,
     "add2": 2.0,
 }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -18,10 +17,11 @@ import torch.nn.functional as F
 
 from tools.nano import geometry as G
 from tools.nano.delta import Delta
+from tools.nano.packing import Packing
 
 Parameters = dict[str, torch.Tensor]
 Rows = Mapping[str, Sequence[torch.Tensor]]  # every stack taken apart
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "Packing"], torch.Tensor]
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Packing], torch.Tensor]
 
 _LINEAR = [i for i, kind in enumerate(G.layer_types()) if kind == "linear_attention"]
 _FULL = [i for i, kind in enumerate(G.layer_types()) if kind == "full_attention"]
@@ -63,25 +63,6 @@ _OTHERS: dict[str, tuple[int, ...]] = {
     "attention.q_norm": (len(_FULL) + 1, G.HEAD_DIM),
     "attention.k_norm": (len(_FULL) + 1, G.HEAD_DIM),
 }
-
-
-@dataclass(frozen=True)
-class Packing:
-    """Where documents lie on the token axis.
-
-    positions: int64 `[T]`, counted from each document's start. ends: int32 `[documents + 1]`, cumulative
-    lengths.
-    longest: tokens of the longest document.
-    """
-
-    positions: torch.Tensor
-    ends: torch.Tensor
-    longest: int
-
-    def first(self, tokens: int) -> Packing:
-        """The part on the first `tokens` of the axis; the document that lies across the cut ends there."""
-        ends = self.ends[self.ends < tokens]
-        return Packing(self.positions[:tokens], F.pad(ends, (0, 1), value=tokens), self.longest)
 
 
 def initialize(seed: int, device: str) -> Parameters:
@@ -230,7 +211,7 @@ class Model:
         names = ("q", "k", "v", "z", "a", "b", "conv", "A_log", "dt_bias")
         weights = [p[f"delta.{name}"][i] for name in names]
         q, k, v, z, g, beta = self._delta_in(x, packing.positions, p["norm.input"][layer], *weights)
-        o = self._delta(q, k, v, g, beta, packing.ends)
+        o = self._delta(q, k, v, g, beta, packing)
         return self._delta_out(
             x, o, z, p["delta.norm"][i], p["delta.out"][i], p["norm.post"][layer], *_mlp_of(p, layer)
         )

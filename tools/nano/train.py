@@ -21,7 +21,6 @@ from tools.nano.mix import SOURCES, WEIGHTS
 from tools.nano.model import (
     MATRICES,
     Model,
-    Packing,
     Parameters,
     attend_fused,
     attend_plain,
@@ -29,6 +28,8 @@ from tools.nano.model import (
     unbind,
 )
 from tools.nano.muon import Optimizer
+from tools.nano.packing import cut, packing, to_device
+from tools.nano.proof import prove_operators
 from tools.nano.quantized import with_nvfp4
 
 _LOG_EVERY = 50
@@ -48,11 +49,12 @@ class Schedule:
     constant: float
     quantized: float
     warm_up: int = 100
+    peak: float = 1.0
 
     def factor(self, step: int, progress: float) -> float:
         """Of the peak rates."""
         falling = 1.0 if progress < self.constant else (1 - progress) / (1 - self.constant)
-        return min((step + 1) / self.warm_up, falling)
+        return self.peak * min((step + 1) / self.warm_up, falling)
 
 
 class Trainer:
@@ -72,19 +74,21 @@ class Trainer:
 
     def step(self, batch: Batch, factor: float, *, quantized: bool) -> None:
         """One update; losses are added to `sums`."""
-        tokens, sources, packing = self.on_device(batch)
+        device, half = self._device, len(batch.tokens) // 2
+        tokens = to_device(batch.tokens.astype(np.int64), device)
+        sources = to_device(batch.sources.astype(np.int64), device)
+        whole, first = packing(batch.ends, device), packing(cut(batch.ends, half), device)
         p = unbind(self._quantize(self.parameters) if quantized else self.parameters, self._dtype)
-        hidden = self.model.hidden(p, tokens, packing)
+        hidden = self.model.hidden(p, tokens, whole)
         loss, best = self._losses(hidden, p["embedding"][0], tokens.roll(-1))
         learned = sources != IGNORED
         weight = self._weights[sources.clamp(max=len(SOURCES) - 1)] * learned
         total = (loss * weight).sum() / weight.sum()
 
         # The MTP layer learns beside the trunk, from half of the batch, and changes nothing else.
-        half = len(tokens) // 2
         frozen = p | {"embedding": [p["embedding"][0].detach()]}
         following = tokens.roll(-1)[:half]
-        drafted = self.model.draft(frozen, hidden[:half].detach(), following, packing.first(half))
+        drafted = self.model.draft(frozen, hidden[:half].detach(), following, first)
         target = (best if self._distilled else tokens.roll(-1)).roll(-1)[:half]
         draft_loss, _ = self._losses(drafted, frozen["embedding"][0], target)
         draft_weight = weight.roll(-1)[:half]
@@ -93,23 +97,10 @@ class Trainer:
         self._optimizer.step(factor)
 
         with torch.no_grad():
-            index = sources.long()
+            index = sources
             self.sums[0].index_add_(0, index, loss.detach())
             self.sums[2].index_add_(0, index, torch.ones_like(loss))
             self.sums[1].index_add_(0, index.roll(-1)[:half], draft_loss.detach() * 2)
-
-    def on_device(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, Packing]:
-        """Tokens and sources as int64, and where the documents lie."""
-
-        def move(array: np.ndarray) -> torch.Tensor:
-            tensor = torch.from_numpy(array)
-            return (
-                tensor.pin_memory().to(self._device, non_blocking=True) if self._device == "cuda" else tensor
-            )
-
-        longest = int((batch.ends[1:] - batch.ends[:-1]).max())
-        packing = Packing(move(batch.positions).long(), move(batch.ends), longest)
-        return move(batch.tokens.astype("int32")).long(), move(batch.sources).long(), packing
 
 
 def build_model(device: str) -> Model:
@@ -174,6 +165,9 @@ def main() -> None:
         "--seconds", type=float, default=480.0, help="the leg's training ends then at the latest"
     )
     parser.add_argument("--last", action="store_true", help="let the learning rates fall to zero")
+    parser.add_argument(
+        "--peak", type=float, default=1.0, help="of the learning rates, for a leg after the last"
+    )
     parser.add_argument("--tokens", type=int, default=65_536, help="tokens of a step")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--seed", type=int, default=2026)
@@ -189,8 +183,13 @@ def main() -> None:
     parameters = initialize(options.seed, "cuda")
     if options.resume:
         shards.restore(options.resume, parameters)
+    prove_operators()
     schedule = Schedule(
-        options.steps, options.seconds, 0.3 if options.last else 1.0, 0.5 if options.last else 1.0
+        options.steps,
+        options.seconds,
+        constant=0.3 if options.last else 1.0,
+        quantized=0.5 if options.last else 1.0,
+        peak=options.peak,
     )
     trainer = Trainer(parameters, distilled=options.leg > 0)
     records = (options.out / "log.jsonl").open("w")
