@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.tasks import generators
 from ninfer.api.corpus import read_manifest
 from ninfer.errors import NInferError
-from tools.nano import corpus, credits, readers
+from tools.nano import corpus, credits, heldout, readers
 from tools.nano.corpus import Read, Repeats, Text, Windows, bench_texts, select, unlike, without_boilerplate
 from tools.nano.overlap import WINDOW, window_hashes
 from tools.nano.pages import is_english, is_natural, prose_of
@@ -311,7 +312,7 @@ def test_sources_are_permissive_and_credited() -> None:
 
 def test_heldout_corpus_is_readable() -> None:
     read = read_manifest(ROOT / "bench" / "heldout" / "manifest.json")
-    sizes = {"prose": 0, "code": 0}
+    sizes = {"prose": 0, "code": 0, "tasks": 0}
     for stream in read.streams:
         if stream.domain in sizes:
             sizes[stream.domain] += len(stream.text.encode())
@@ -320,3 +321,14 @@ def test_heldout_corpus_is_readable() -> None:
     assert {stream.domain for stream in quick.streams} >= set(sizes)
     bench = Windows(bench_texts())
     assert [len(bench.shared(s.text)) for s in read.streams if s.domain == "prose"] == [0, 0]
+
+
+def test_heldout_tasks_are_those_of_the_generators() -> None:
+    """A generator that draws other instances needs a new corpus_id, and new texts."""
+    streams = heldout.task_streams()
+    for stream, items in streams.items():
+        kept = (ROOT / "bench" / "heldout" / f"{stream}.txt").read_text("utf-8")
+        assert kept == heldout.joined(items), f"{stream}.txt: raise CORPUS_ID and run tools.nano.heldout"
+        assert {name for name, _ in items} == set(generators()) - set(heldout.TASKS_LEFT_OUT)
+    first, second = ({text for _, text in items} for items in streams.values())
+    assert not first & second

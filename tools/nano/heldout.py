@@ -1,26 +1,32 @@
-"""Perplexity texts from the held-out documents: `python -m tools.nano.heldout --corpus build/nano/corpus`.
+"""Perplexity texts that were held out: `python -m tools.nano.heldout --corpus build/nano/corpus`.
 
-Writes bench/heldout: a manifest in the form of bench/corpus, four streams, a README that credits them. They
+Writes bench/heldout: a manifest in the form of bench/corpus, six streams, a README that credits them. They
 are frozen once a trained model has been measured on them: a change of a byte needs a new `corpus_id`.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.tasks import generators
+from bench.tasks.task import rng_for
 from tools.nano.corpus import ROOT, read_documents
+from tools.nano.samples import text_of
 
-CORPUS_ID = "ninfer-nano-heldout-v1"
+CORPUS_ID = "ninfer-nano-heldout-v2"
 STREAM_BYTES = 45_000
+TASK_BYTES = 600  # of a generator, after which it adds no further instance
+TASKS_LEFT_OUT = ("kv8192",)  # its lists have kv2048's form and would fill half of a stream
 LONG_FORM = ("r-cran-janeaustenr", "dict-devil", "jargon-text")
 OWN_LICENCE = ("wordnet-base", "zsh-doc", "xorg-docs")  # would need notices of their own here
 
-Named = tuple[str, str]  # a document's name, its text
+Named = tuple[str, str]  # a document's name (`package/path`, or a generator's name), its text
 
 
 def streams(corpus: Path) -> dict[str, list[Named]]:
@@ -33,14 +39,31 @@ def streams(corpus: Path) -> dict[str, list[Named]]:
         "code-00": [item for item in code if packages.index(_package(item[0])) % 2 == 0],
         "code-01": [item for item in code if packages.index(_package(item[0])) % 2 == 1],
     }
-    return {name: _up_to(items) for name, items in groups.items()}
+    return {name: _up_to(items) for name, items in groups.items()} | task_streams()
+
+
+def task_streams() -> dict[str, list[Named]]:
+    """Held-out instances of the task generators as plain text; one stream has the even, one the odd ones."""
+    return {f"tasks-{half:02}": _task_items(half) for half in (0, 1)}
+
+
+def _task_items(half: int) -> list[Named]:
+    items: list[Named] = []
+    for name, generate in generators().items():
+        size, index = 0, half
+        while name not in TASKS_LEFT_OUT and size < TASK_BYTES:
+            text = text_of(generate(rng_for(name, "heldout", index), "heldout"))
+            items.append((name, text))
+            size += len(text.encode())
+            index += 2
+    return sorted(items, key=lambda item: hashlib.sha256(item[1].encode()).digest())
 
 
 def write(folder: Path, chosen: Mapping[str, Sequence[Named]], sources: Sequence[Mapping[str, Any]]) -> None:
     """The texts, the manifest and the README."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, items in chosen.items():
-        (folder / f"{name}.txt").write_text("\n\n\n".join(text.strip() for _, text in items) + "\n", "utf-8")
+        (folder / f"{name}.txt").write_text(joined(items), "utf-8")
     manifest = {
         "corpus_id": CORPUS_ID,
         "streams": [{"id": n, "domain": n.split("-")[0], "path": f"{n}.txt"} for n in chosen],
@@ -50,18 +73,27 @@ def write(folder: Path, chosen: Mapping[str, Sequence[Named]], sources: Sequence
     (folder / "README.md").write_text(_readme(chosen, sources), "utf-8")
 
 
+def joined(items: Sequence[Named]) -> str:
+    """A stream's text."""
+    return "\n\n\n".join(text.strip() for _, text in items) + "\n"
+
+
 _HEAD = """# {id}
 
-Held-out texts for `ninfer-perplexity` (docs/perplexity.md) on ninfer-nano: documents that its training text
-(tools/nano/SOURCES.md) does not hold; less than 2 % of their 50-byte windows occur in it. Prose was held out
-document by document, so its packages are known to the model; the code's packages are not trained on at all.
-Made by `python -m tools.nano.heldout`; frozen: a change of a byte needs a new `corpus_id`.
+Held-out texts for `ninfer-perplexity` (docs/perplexity.md) on ninfer-nano, in three domains. Made by
+`python -m tools.nano.heldout`; frozen: a change of a byte needs a new `corpus_id`.
 
-Markup, tables and listings are left out of the prose and its typographic quotes and dashes are ASCII; licence
-notices at the top of code files are left out. LICENCES.md has the notices that must go with the texts.
+- `prose` and `code`: documents that the training text (tools/nano/SOURCES.md) does not hold; less than 2 % of
+  their 50-byte windows occur in it. Prose was held out document by document, so its packages are known to the
+  model; the code's packages are not trained on at all. Markup, tables and listings are left out of the prose
+  and its typographic quotes and dashes are ASCII; licence notices at the top of code files are left out.
+- `tasks`: instances of bench/tasks from the held-out split, of every generator but the longest (`kv8192`), in a
+  mixed order: declared functions as JSON, the messages' words, the right answer. They are plain text, without
+  roles and control tokens, and questions count as much as answers, so the figure says what formats cost on
+  text of this kind; how many answers are right is the task benchmark's figure (docs/tasks.md).
 
-A third domain, `tasks` (answers of the held-out split of bench/tasks), belongs beside these two: add its
-streams to the manifest's `streams` and `modes` with that domain.
+Version 2 added `tasks`; prose and code are those of version 1. LICENCES.md has the notices that must go with
+the texts.
 
 | texts | from | licence | copyright |
 |---|---|---|---|
@@ -72,6 +104,9 @@ def _readme(chosen: Mapping[str, Sequence[Named]], sources: Sequence[Mapping[str
     by_package = {source["package"]: source for source in sources}
     parts = [_HEAD.format(id=CORPUS_ID)]
     for stream, items in chosen.items():
+        if stream.startswith("tasks"):
+            parts.append(f"| {stream} | bench/tasks in this repository | Apache-2.0 | NInfer |\n")
+            continue
         for package in sorted({_package(name) for name, _ in items}):
             source = by_package[package]
             credit = source["credit"].replace("|", "/")
