@@ -43,20 +43,25 @@ def streams(corpus: Path) -> dict[str, list[Named]]:
 
 
 def task_streams() -> dict[str, list[Named]]:
-    """Held-out instances of the task generators as plain text; one stream has the even, one the odd ones."""
-    return {f"tasks-{half:02}": _task_items(half) for half in (0, 1)}
+    """Held-out instances of the task generators as plain text, none twice.
 
-
-def _task_items(half: int) -> list[Named]:
-    items: list[Named] = []
-    for name, generate in generators().items():
-        size, index = 0, half
-        while name not in TASKS_LEFT_OUT and size < TASK_BYTES:
-            text = text_of(generate(rng_for(name, "heldout", index), "heldout"))
-            items.append((name, text))
-            size += len(text.encode())
-            index += 2
-    return sorted(items, key=lambda item: hashlib.sha256(item[1].encode()).digest())
+    One stream takes the even instances, one the odd ones.
+    """
+    found: dict[str, list[Named]] = {}
+    seen: set[str] = set()
+    for half in (0, 1):
+        items: list[Named] = []
+        for name, generate in generators().items():
+            size, index = 0, half
+            while name not in TASKS_LEFT_OUT and size < TASK_BYTES:
+                text = text_of(generate(rng_for(name, "heldout", index), "heldout"))
+                if text not in seen:
+                    items.append((name, text))
+                    seen.add(text)
+                    size += len(text.encode())
+                index += 2
+        found[f"tasks-{half:02}"] = sorted(items, key=lambda item: hashlib.sha256(item[1].encode()).digest())
+    return found
 
 
 def write(folder: Path, chosen: Mapping[str, Sequence[Named]], sources: Sequence[Mapping[str, Any]]) -> None:
@@ -87,10 +92,10 @@ Held-out texts for `ninfer-perplexity` (docs/perplexity.md) on ninfer-nano, in t
   their 50-byte windows occur in it. Prose was held out document by document, so its packages are known to the
   model; the code's packages are not trained on at all. Markup, tables and listings are left out of the prose
   and its typographic quotes and dashes are ASCII; licence notices at the top of code files are left out.
-- `tasks`: instances of bench/tasks from the held-out split, of every generator but the longest (`kv8192`), in a
-  mixed order: declared functions as JSON, the messages' words, the right answer. They are plain text, without
-  roles and control tokens, and questions count as much as answers, so the figure says what formats cost on
-  text of this kind; how many answers are right is the task benchmark's figure (docs/tasks.md).
+- `tasks`: instances of bench/tasks from the held-out split, of every generator but the longest (`kv8192`), in
+  a mixed order: declared functions as JSON, the messages' words, the right answer. They are plain text, and
+  questions count as much as answers, while ninfer-nano learned answers alone, between control tokens: its
+  perplexity here is high and serves to compare formats. How many answers are right says docs/tasks.md.
 
 Version 2 added `tasks`; prose and code are those of version 1. LICENCES.md has the notices that must go with
 the texts.
