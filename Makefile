@@ -14,8 +14,8 @@ NANO   := models/ninfer-nano.ninfer
 MODEL  := $(SMOL)
 CHOSEN := $(if $(filter nano,$(MODEL)),$(NANO),$(MODEL))
 ifeq ($(CHOSEN),$(NANO))
-PROMPT ?= What is 47 + 38?
-DEMO_OPTIONS ?= --greedy
+PROMPT ?= What is 2718 + 3141?
+DEMO_OPTIONS ?= --greedy --presence-penalty 0
 endif
 PROMPT ?= Name three things that fly, and say in one sentence why a plane stays in the air.
 
