@@ -139,12 +139,21 @@ def _up_to(items: Sequence[Named]) -> list[Named]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.nano.heldout", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.nano.heldout",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--corpus", type=Path, default=Path("build/nano/corpus"))
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "heldout")
     options = parser.parse_args(arguments)
-    manifest = json.loads((options.corpus / "manifest.json").read_text("utf-8"))
-    write(options.out, streams(options.corpus), manifest["sources"])
+    manifest = options.corpus / "manifest.json"
+    if not manifest.exists():
+        print(
+            f"error: {manifest} is missing; make the corpus with python -m tools.nano.corpus", file=sys.stderr
+        )
+        return 1
+    write(options.out, streams(options.corpus), json.loads(manifest.read_text("utf-8"))["sources"])
     return 0
 
 
