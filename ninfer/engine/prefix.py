@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ninfer.engine.blocks import BLOCK, Node, continues, cut, pack
 from ninfer.engine.eviction import Shelf
-from ninfer.engine.snapshots import Kind, Snapshot, choose_victim, supersede
+from ninfer.engine.snapshots import Kind, Snapshot, choose_victim, replaces, supersede
 
 if TYPE_CHECKING:
     from ninfer.runtime.pages import PagePool
@@ -201,7 +201,7 @@ class PrefixCache:
         if place is not None and place.snapshot is not None:
             self._refresh(place.snapshot, kind, lineage)
             return False
-        if not may_add or not self._make_room():
+        if not may_add or not self._make_room(kind, lineage):
             return False
         if place is None:
             place = self._insert(node, tail, pages[full])
@@ -282,14 +282,14 @@ class PrefixCache:
         for old in supersede(self._snapshots.values(), newest, kind):
             self._shelf.offer(old.node.page)
 
-    def _make_room(self) -> bool:
+    def _make_room(self, kind: Kind, lineage: int) -> bool:
         """See to it that one more snapshot is allowed; False if all are pinned, or none is ever allowed."""
         if len(self._snapshots) < self._capacity:
             return True
-        victim = choose_victim(self._snapshots.values())
+        victim = choose_victim(self._snapshots.values(), kind, lineage)
         if victim is None:
             return False
-        if not victim.superseded:
+        if not (victim.superseded or replaces(kind, lineage, victim)):
             self._floor = max(self._floor, victim.value)
         self._forget(victim)
         self.evicted_snapshots += 1

@@ -59,13 +59,25 @@ class Snapshot:
         self.value = self.floor + (1 + self.hits) * (self.frontier - (before.frontier if before else 0))
 
 
-def choose_victim(snapshots: Iterable[Snapshot]) -> Snapshot | None:
+def replaces(kind: Kind, lineage: int, old: Snapshot) -> bool:
+    """Does a snapshot that is published as `kind` supersede an old one?
+
+    What several continuations resumed from is a branching point: it stays. So do preambles, since each has a
+    lineage of its own.
+    """
+    same = old.kind is kind is not Kind.PREAMBLE and old.lineage == lineage
+    return same and old.hits <= 1
+
+
+def choose_victim(snapshots: Iterable[Snapshot], kind: Kind, lineage: int) -> Snapshot | None:
     """Whose slot a newcomer gets: the longest unused superseded one, else the one of least value.
 
+    What the newcomer itself replaces counts as superseded: otherwise a part of its conversation that seems
+    worth little beside the old snapshot would go first, and the old one, which alone saved much, after it.
     Never a pinned one; None if all are pinned.
     """
     loose = [snapshot for snapshot in snapshots if snapshot.pins == 0]
-    superseded = [snapshot for snapshot in loose if snapshot.superseded]
+    superseded = [snapshot for snapshot in loose if snapshot.superseded or replaces(kind, lineage, snapshot)]
     if superseded:
         return min(superseded, key=lambda snapshot: snapshot.used)
     for snapshot in loose:
@@ -74,19 +86,11 @@ def choose_victim(snapshots: Iterable[Snapshot]) -> Snapshot | None:
 
 
 def supersede(snapshots: Iterable[Snapshot], newest: Snapshot, kind: Kind) -> list[Snapshot]:
-    """Mark what `newest`, published as `kind`, replaces in its conversation; returns those newly marked.
-
-    What several continuations resumed from is a branching point: it stays. So do preambles, since each has a
-    lineage of its own.
-    """
+    """Mark what `newest`, published as `kind`, replaces in its conversation; returns those newly marked."""
     marked = [
         other
         for other in snapshots
-        if other is not newest
-        and other.kind is kind
-        and other.lineage == newest.lineage
-        and other.hits <= 1
-        and not other.superseded
+        if other is not newest and replaces(kind, newest.lineage, other) and not other.superseded
     ]
     for other in marked:
         other.superseded = True

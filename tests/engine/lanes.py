@@ -141,7 +141,7 @@ class World:
     def publish(self, lane: Lane, kind: Kind, *, active: bool, with_slot: bool = True) -> None:
         slot = lane.slot if with_slot and not lane.borrowed else None
         evicted, used = self.cache.evicted_snapshots, self.cache.snapshots_in_use
-        victim = expected_victim(self.cache) if used == self.snapshots else None
+        victim = expected_victim(self.cache, kind, lane.lineage) if used == self.snapshots else None
         blocks = self.cache.blocks
         taken = self.cache.publish(
             lane.tokens, lane.pages, lane.frontier, slot=slot, kind=kind, lineage=lane.lineage, active=active
@@ -292,11 +292,16 @@ def path_tokens(node: Node) -> list[int]:
     return tokens
 
 
-def expected_victim(cache: PrefixCache) -> Snapshot | None:
+def expected_victim(cache: PrefixCache, kind: Kind, lineage: int) -> Snapshot | None:
     """Who must go for a newcomer, from the definition: paths are compared token by token."""
     everyone = snapshots_of(cache)
     loose = [snapshot for snapshot in everyone if not snapshot.pins]
-    if superseded := [snapshot for snapshot in loose if snapshot.superseded]:
+
+    def superseded_now(old: Snapshot) -> bool:
+        own = kind is not Kind.PREAMBLE and (old.kind, old.lineage) == (kind, lineage)
+        return old.superseded or (own and old.hits <= 1)
+
+    if superseded := [snapshot for snapshot in loose if superseded_now(snapshot)]:
         return min(superseded, key=lambda snapshot: snapshot.used)
     paths = {id(snapshot): path_tokens(snapshot.node) for snapshot in everyone}
 

@@ -267,6 +267,21 @@ def test_a_newer_snapshot_of_a_conversation_supersedes_the_older_one_of_its_kind
         assert bench.has(kept)
 
 
+def test_what_the_newcomer_replaces_goes_first() -> None:
+    """Not the anchor, which saves little beside the old opener and nearly all without it."""
+    bench = Bench(pages=80, snapshots=3)
+    bench.put(run(40, 9000))
+    bench.put(run(1000), Kind.OPENER, lineage=77)
+    bench.put(run(1010), Kind.ANCHOR, lineage=77)
+    bench.put(run(1020), Kind.OPENER, lineage=77)
+    assert bench.frontiers(run(1030)) == [1020, 1010]
+    assert bench.has(run(40, 9000))
+    # Its going didn't age the others: the floor is where it was.
+    bench.put(run(60, 5000))
+    assert bench.has(run(60, 5000))
+    assert bench.has(run(40, 9000))
+
+
 def test_preambles_supersede_nothing() -> None:
     bench = Bench(snapshots=2)
     bench.put(run(60), Kind.PREAMBLE, lineage=5)

@@ -54,6 +54,16 @@ def test_questions_about_one_list_compute_it_once(fresh: Engine) -> None:
     assert_continued(ask(fresh, LIST, messages, prefix_reuse=True), value)
 
 
+def test_other_conversations_do_not_push_the_list_out(fresh: Engine) -> None:
+    """Its last message is edited although the slots for states hold more than this conversation."""
+    for index in range(4):
+        ask(fresh, held_out("tool_call", index), prefix_reuse=True)
+    ask(fresh, LIST, prefix_reuse=True)
+    for line in (5, -8, 60):
+        messages, value = follow_up(line)
+        assert_continued(ask(fresh, LIST, messages, prefix_reuse=True), value)
+
+
 def test_a_cancelled_answer_leaves_the_list_behind(fresh: Engine) -> None:
     messages, value = follow_up(30)
     stories = [*LIST.messages, {"role": "assistant", **LIST.answer}, canonical_jsonl().messages[0]]
