@@ -15,7 +15,7 @@ from .asking import NANO
 
 @pytest.fixture(scope="package", autouse=True)
 def threads() -> Iterator[None]:
-    """Engines here take one thread, so that tests cost the same beside other work; the rest is undisturbed."""
+    """Engines here take one thread, so that tests cost the same beside other work; others get theirs back."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

@@ -44,8 +44,8 @@ def test_answers_with_four_bit_weights(profile: Profile, recipe: str) -> None:
 
 
 def perplexity(artifact: Path, kv_dtype: str, *, tokens: int | None) -> float:
-    """Of held-out prose and code in windows of 1,024 tokens; `tokens` of one text each, or all texts."""
-    corpus = read_manifest(MANIFEST, quick=tokens is not None)
+    """Of held-out prose and code in windows of 1,024 tokens; the first `tokens` of each text, or all."""
+    corpus = read_manifest(MANIFEST)
     with Scorer.load(artifact, ScorerOptions(context=1024, kv_dtype=kv_dtype, threads=1)) as scorer:
         scores = []
         for stream in corpus.streams:
@@ -80,10 +80,11 @@ def assert_cheap(costs: dict[str, float]) -> None:
 
 
 def test_perplexity_by_profile_and_kv_format(costs: Callable[[int | None], dict[str, float]]) -> None:
-    """On 3,072 tokens each of prose and code."""
-    assert_cheap(costs(3072))
+    """On 1,024 tokens of each text; all of them say nearly the same."""
+    assert_cheap(costs(1024))
 
 
 @pytest.mark.soak
 def test_perplexity_on_all_held_out_texts(costs: Callable[[int | None], dict[str, float]]) -> None:
+    """1.4 % (nvfp4-official), 2.4 % (quasar) and 0.01 % (INT8 KV) when this was written."""
     assert_cheap(costs(None))
