@@ -15,10 +15,10 @@ import pytest
 
 from bench.tasks import canonical_jsonl, code, generators, jsonl, reasoning, structured
 from bench.tasks.code import unfenced
-from bench.tasks.draft import held_out
 from bench.tasks.python_functions import TEMPLATES, draw_function
 from bench.tasks.reasoning import pair_key
 from bench.tasks.sandbox import Refused, load
+from bench.tasks.splits import held_out
 from bench.tasks.task import Reply, Split, Task, reply_of, rng_for
 
 COUNT = 150
