@@ -10,7 +10,8 @@ See README.md in this folder for the commands.
 | `tokenizer.py` (`samples.py`), `tokenizer/` | training of the tokenizer; the committed one |
 | `mix.py`, `documents.py`, `batches.py`, `packing.py` | from texts and tasks to a step's tokens |
 | `model.py` (`delta.py`), `muon.py`, `quantized.py` | forward pass, optimizer, NVFP4 in training |
-| `train.py`, `evaluate.py`, `plot.py`, `runs/` | a leg of the training; logs and loss curves |
+| `legs.py`, `train.py`, `evaluate.py` | the whole training, a leg of it, what it reached |
+| `plot.py`, `runs/` | loss curves; the logs of the training that was run |
 | `check.py`, `proof.py` | on the GPU, before training |
 | `shards.py`, `checkpoint.py` | what the training writes; the Hugging Face folder |
 | `export.py` (`rebuild.py`, `gguf_writer.py`, `kquants.py`) | the shipped artifact, and all made from it |
