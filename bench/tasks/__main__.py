@@ -88,6 +88,8 @@ def tasks(
             for item in subjects
             for kv in formats
         ]
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)  # what can't be made fails before the long part
     combinations = []
     for item, options in plans:
         with Engine.load(item.path, options) as engine:
@@ -153,7 +155,6 @@ def _tell(label: str, group: GroupRuns) -> None:
 
 
 def _write(document: dict, output: Path) -> None:
-    output.mkdir(parents=True, exist_ok=True)
     written = [write(document, output), output / "report.md"]
     written[1].write_text(table.markdown(document), encoding="utf-8", newline="\n")
     try:

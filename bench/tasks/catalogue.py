@@ -1,16 +1,8 @@
-"""The functions that tool tasks declare: parameters, requests in natural words, and results.
-
-A request's slots are its parameters; an optional one stands for a whole clause or for nothing. `facts` are
-what the result adds; `text` is the result as plain text, `says` the sentence that reports it, `shows` what of
-both a report must contain.
-"""
+"""The functions that tool tasks declare: parameters, requests in natural words, and results."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
-from bench.tasks.draws import (
+from bench.tasks.argument_values import (
     CITY,
     CLOCK,
     CURRENCIES,
@@ -24,7 +16,6 @@ from bench.tasks.draws import (
     SENTENCE,
     STEMS,
     TITLE,
-    Draw,
     amount,
     any_of,
     cents,
@@ -41,47 +32,7 @@ from bench.tasks.draws import (
     town,
     whole,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """names: by variant of the function. said: words for values that aren't written as they are. clauses:
-    forms in which a request mentions an optional parameter (slot `{}`); none for a required one."""
-
-    names: tuple[str, ...]
-    schema: dict[str, Any]
-    draw: Draw
-    clauses: tuple[str, ...] = ()
-    said: dict[Any, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """names: by variant. Functions of one group answer alike requests and are never declared together."""
-
-    group: str
-    names: tuple[str, ...]
-    description: str
-    parameters: dict[str, Parameter]
-    asks: tuple[str, ...]
-    facts: dict[str, Draw]
-    text: str
-    says: str
-    shows: tuple[str, ...]
-
-
-def text(description: str, choices: tuple[str, ...] = ()) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "string", "description": description}
-    return {**schema, "enum": list(choices)} if choices else schema
-
-
-def number(description: str, kind: str = "integer") -> dict[str, Any]:
-    return {"type": kind, "description": description}
-
-
-def switch(description: str) -> dict[str, Any]:
-    return {"type": "boolean", "description": description}
-
+from bench.tasks.functions import Function, Parameter, number, switch, text
 
 FUNCTIONS: tuple[Function, ...] = (
     Function(

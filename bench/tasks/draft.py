@@ -1,19 +1,16 @@
-"""From one drawn question to a task: which split it belongs to, system prompts, earlier turns, room."""
+"""From one drawn question to a task: split by its keys, conversation around it, room for the answer."""
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from bench.tasks.splits import keys_in_split
 from bench.tasks.task import Generator, Reply, Split, Task
+from bench.tasks.turns import opening
 
-HELD_OUT_TENTH = 10  # one key in ten is held out
-
-SYSTEM_SHARE = 0.12
-EARLIER_SHARE = 0.1
 _SYSTEMS = (
     "You are a helpful assistant.",
     "You are a small, careful assistant.",
@@ -43,16 +40,6 @@ class Draft:
 Draw = Callable[[random.Random], Draft]
 
 
-def held_out(key: str) -> bool:
-    """Whether `key` belongs to the held-out split: a fixed tenth of all keys."""
-    return hashlib.blake2b(key.encode(), digest_size=4).digest()[0] * HELD_OUT_TENTH < 256
-
-
-def in_split(keys: tuple[str, ...], split: Split) -> bool:
-    """Whether an instance with `keys` may be drawn for `split`."""
-    return held_out(keys[0]) if split == "heldout" else not any(map(held_out, keys))
-
-
 def exact(text: str) -> Callable[[Reply], bool]:
     """A check that wants `text` and nothing else (white space around it is ignored)."""
     return lambda reply: reply.content.strip() == text
@@ -77,18 +64,17 @@ def generator(name: str, category: str, draw: Draw, held_out_draw: Draw | None =
             return held_out_draw(rng)
         while True:
             draft = draw(rng)
-            if in_split(draft.keys, split):
+            if keys_in_split(draft.keys, split):
                 return draft
 
     def generate(rng: random.Random, split: Split) -> Task:
         draft = one(rng, split)
-        messages: list[dict[str, Any]] = []
-        if rng.random() < SYSTEM_SHARE:
-            messages.append({"role": "system", "content": rng.choice(_SYSTEMS)})
-        if rng.random() < EARLIER_SHARE:
-            earlier = one(rng, split)
-            messages.append({"role": "user", "content": earlier.prompt})
-            messages.append({"role": "assistant", "content": earlier.content})
+
+        def earlier() -> tuple[str, str]:
+            other = one(rng, split)
+            return other.prompt, other.content
+
+        messages = opening(rng, earlier, prompts=_SYSTEMS)
         messages.append({"role": "user", "content": draft.prompt})
         return task_of(name, category, draft, messages)
 

@@ -170,8 +170,8 @@ _FORMULA = (
     "(so {a} in the first record), {second} = {base2} + {step2} * i (so {b} in the first record), and "
     '{state} = "{rare}" if i is divisible by {period}, otherwise "{usual}".',
     'For record i, counting from 1 to {count}: {counter} is i, {constant} is "{text}", {first} is {base} + '
-    '{step} * i, {second} is {base2} + {step2} * i, and {state} is "{rare}" when i is a multiple of {period} and '
-    '"{usual}" otherwise.',
+    '{step} * i, {second} is {base2} + {step2} * i, and {state} is "{rare}" when i is a multiple of {period} '
+    'and "{usual}" otherwise.',
     'Rules for record i = 1, 2, ..., {count}:\n- {counter}: i\n- {constant}: always "{text}"\n- {first}: '
     "{base} + {step} * i ({a}, {a2}, ...)\n- {second}: {base2} + {step2} * i ({b}, {b2}, ...)\n- {state}: "
     '"{rare}" if i % {period} == 0, else "{usual}"',
@@ -180,11 +180,11 @@ _FORMULA = (
 )
 _STEPS = (
     '{counter} counts up from {start} to {last}. {constant} is always "{text}". {first} starts at {a} and '
-    'grows by {step} with every record. {second} starts at {b} and grows by {step2}. {state} is "{rare}" in every '
-    'record whose position is a multiple of {period}, and "{usual}" in all others.',
-    'Rules:\n- {counter}: {start}, {start2}, and so on up to {last}\n- {constant}: "{text}"\n- {first}: {a} in '
-    "the first record, then {step} more in each\n- {second}: {b} in the first record, then {step2} more in "
-    'each\n- {state}: "{rare}" in records number {period}, {period2}, ...; "{usual}" in the rest',
+    'grows by {step} with every record. {second} starts at {b} and grows by {step2}. {state} is "{rare}" in '
+    'every record whose position is a multiple of {period}, and "{usual}" in all others.',
+    'Rules:\n- {counter}: {start}, {start2}, and so on up to {last}\n- {constant}: "{text}"\n- {first}: {a} '
+    "in the first record, then {step} more in each\n- {second}: {b} in the first record, then {step2} more "
+    'in each\n- {state}: "{rare}" in records number {period}, {period2}, ...; "{usual}" in the rest',
     '{constant} stays "{text}"; {counter} rises from {start} to {last} by 1; {first} begins at {a} and '
     "rises by {step}; {second} begins at {b} and rises by {step2}. Every {ordinal} record has {state} "
     '"{rare}", the others have "{usual}".',

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
+    """The words of a table."""
     return tuple(text.split())
 
 
-NAMES = _words("""
+NAMES = words("""
     Ann Bob Cara Dan Eva Finn Gina Hugo Iris Jack Kate Leo Mia Nils Olga Paul Rosa Sam Tina Uwe Vera
     Will Yara Zoe Adam Bella Carl Dora Emil Fred Greta Hans Ida Jonas Karin Lars Maya Noah Otto Petra
     Ralf Sara Tom Ulla Victor Wanda
 """)
-SURNAMES = _words("""
+SURNAMES = words("""
     Brown Clark Davis Evans Fisher Green Harris Jones Keller Lewis Miller Novak Olsen Parker Reed Smith
     Turner Underwood Vogel Walker Young Baker Cooper Hill King Moore Stone Wood
 """)
-CITIES = _words("""
+CITIES = words("""
     Oslo Rome Lima Paris Berlin Madrid Vienna Dublin Prague Athens Warsaw Lisbon Cairo Tokyo Delhi
     Boston Denver Geneva Helsinki Nairobi Quito Riga Sofia Tallinn Turin Utrecht Zurich Bergen
 """)
-COLOURS = _words("""
+COLOURS = words("""
     red blue green black white yellow brown grey orange purple pink silver
 """)
-FRUITS = _words("""
+FRUITS = words("""
     apple pear plum peach lemon cherry melon grape fig lime mango banana
 """)
-WORDS = _words("""
+WORDS = words("""
     anchor apple arrow autumn badge basket beach bell bird blanket boat book bottle branch bread bridge
     brush bucket butter button cabin cable candle carpet castle chair cheese circle cloud coffee copper
     corner cotton cousin cradle crown curtain desert dinner doctor dragon drawer dream eagle earth echo

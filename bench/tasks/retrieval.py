@@ -8,8 +8,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from bench.tasks.pools import words
+from bench.tasks.splits import in_split
 from bench.tasks.task import Generator, Reply, Split, Task
-from bench.tasks.turns import in_split, opening, words
+from bench.tasks.turns import opening
 
 KV_SIZES = (512, 2048, 8192)
 TURN_TOKENS = 14  # chat markers and the empty thinking block around a question
@@ -162,7 +164,7 @@ def _key_values(
 
     lines: list[str] = []
     values = [entries.value() for _ in asked]
-    messages = opening(rng, None)
+    messages = opening(rng)
     used = count(header) + 4 + sum(count(message["content"]) for message in messages)
     used += sum(count(question) + TURN_TOKENS for question in questions)
     used += sum(count(value) for value in values[:-1])
@@ -308,7 +310,7 @@ def needle(rng: random.Random, split: Split) -> Task:
         start = end
     document = choice(READ) + "\n\n" + "\n\n".join(paragraphs)
     content = f"{asked}\n\n{document}" if draw() < 0.2 else f"{document}\n\n{asked}"
-    messages: list[dict[str, Any]] = [*opening(rng, None), {"role": "user", "content": content}]
+    messages: list[dict[str, Any]] = [*opening(rng), {"role": "user", "content": content}]
     return Task("needle", "retrieval", messages, {"content": value}, value_check(value), max_new=24)
 
 

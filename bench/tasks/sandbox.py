@@ -1,14 +1,20 @@
-"""Runs small functions that a model wrote: whitelisted syntax, a budget of steps, bounds on every value."""
+"""Runs small functions that a model wrote: whitelisted syntax, a budget of steps, bounds on every value.
+
+Every value is bounded before a call or a comparison walks through it: lists that hold each other can be far
+larger to walk through than they are to build.
+"""
 
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 STEPS = 5_000  # loop rounds and calls in one run
-LENGTH = 1_000  # characters or items of any value
+LENGTH = 1_000  # characters of a string; items of a value, those of its items included
 MAGNITUDE = 10**30  # of any integer
+DIGITS = 30  # that `round` may keep or drop
 SOURCE = 4_000  # characters of the source
 
 
@@ -25,14 +31,6 @@ _NODES: tuple[type[ast.AST], ...] = (
     ast.Mult, ast.FloorDiv, ast.Div, ast.Mod, ast.Pow, ast.And, ast.Or, ast.Not, ast.USub, ast.UAdd, ast.Eq,
     ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn, ast.Is, ast.IsNot,
 )  # fmt: skip
-_BUILTINS: dict[str, Any] = {
-    function.__name__: function
-    for function in (
-        abs, all, any, bool, dict, divmod, enumerate, int, len, list, max, min, range, reversed, round,
-        set, sorted, sum, tuple, zip,
-    )
-}  # fmt: skip
-_SHADOWED = frozenset(_BUILTINS) | {"str"}
 _METHODS = frozenset({
     "append", "capitalize", "count", "endswith", "find", "get", "index", "insert", "isalpha", "isdigit",
     "islower", "isupper", "items", "join", "keys", "lower", "lstrip", "pop", "remove", "replace",
@@ -50,9 +48,9 @@ def _examine(tree: ast.Module, name: str) -> None:
             raise Refused(f"{type(node).__name__} is not allowed")
         if isinstance(node, ast.FunctionDef) and (node is not tree.body[0] or node.decorator_list):
             raise Refused("inner and decorated functions are not allowed")
-        if isinstance(node, ast.Name) and node.id.startswith("_"):
+        if isinstance(node, ast.Name) and node.id.startswith("_") and node.id != "_":
             raise Refused(f"the name {node.id} is not allowed")
-        if isinstance(node, ast.arg) and (node.arg.startswith("_") or node.arg in _SHADOWED):
+        if isinstance(node, ast.arg) and (node.arg.startswith("_") or node.arg in _BUILTINS):
             raise Refused(f"the parameter {node.arg} is not allowed")
         if isinstance(node, ast.Attribute) and (node.attr not in _METHODS or id(node) not in called):
             raise Refused(f"the attribute {node.attr} is not allowed")
@@ -69,7 +67,8 @@ class _Guard(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
-        return _call("_op", ast.Constant(type(node.op).__name__), node.left, node.right)
+        operation = ast.Constant(type(node.op).__name__)
+        return _call("_bound", _call("_op", operation, node.left, node.right))
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         target = node.target
@@ -83,7 +82,20 @@ class _Guard(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute):
+            node.func.value = _bounded(node.func.value)
+        node.args = [_bounded(argument) for argument in node.args]
         return _call("_bound", node)
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        node.left = _bounded(node.left)
+        node.comparators = [_bounded(operand) for operand in node.comparators]
+        return node
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.AST:
+        self.generic_visit(node)
+        return _call("_bound", node) if isinstance(node.ctx, ast.Load) else node
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.AST:
         self.generic_visit(node)
@@ -93,20 +105,12 @@ class _Guard(ast.NodeTransformer):
         self.generic_visit(node)
         return _call("_bound", node)
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+    def _counted(self, node: ast.FunctionDef | ast.For | ast.While) -> ast.AST:
         self.generic_visit(node)
         node.body.insert(0, ast.Expr(_call("_step")))
         return node
 
-    def visit_For(self, node: ast.For) -> ast.AST:
-        self.generic_visit(node)
-        node.body.insert(0, ast.Expr(_call("_step")))
-        return node
-
-    def visit_While(self, node: ast.While) -> ast.AST:
-        self.generic_visit(node)
-        node.body.insert(0, ast.Expr(_call("_step")))
-        return node
+    visit_FunctionDef = visit_For = visit_While = _counted
 
     def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
         self.generic_visit(node)
@@ -118,13 +122,47 @@ def _call(function: str, *arguments: ast.expr) -> ast.Call:
     return ast.Call(ast.Name(function, ast.Load()), list(arguments), [])
 
 
+def _bounded(node: ast.expr) -> ast.expr:
+    return node if isinstance(node, (ast.Constant, ast.Call)) else _call("_bound", node)
+
+
 def _bound(value: Any) -> Any:
     if isinstance(value, int):
         if abs(value) > MAGNITUDE:
             raise Refused("a number grew too large")
-    elif isinstance(value, (str, list, tuple, dict, set, range)) and len(value) > LENGTH:
-        raise Refused("a value grew too long")
+    elif isinstance(value, (str, range)):
+        if len(value) > LENGTH:
+            raise Refused("a value grew too long")
+    elif isinstance(value, _CONTAINERS):
+        room, waiting = LENGTH, [value]
+        while waiting:
+            found = waiting.pop()
+            room -= len(found)
+            if room < 0:
+                raise Refused("a value grew too long")
+            parts = (*found, *found.values()) if isinstance(found, dict) else found
+            waiting += [part for part in parts if isinstance(part, _CONTAINERS)]
     return value
+
+
+_CONTAINERS = (list, tuple, set, dict)
+
+
+def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which walks through what an iterable yields, made to bound that as one value."""
+
+    def bounded(values: Any, *others: Any, **options: Any) -> Any:
+        if others and function is not sum:  # max(a, b)
+            return function(values, *others, **options)
+        return function(_bound(list(values)), *others, **options)
+
+    return bounded
+
+
+def _round(number: Any, digits: Any = None) -> Any:
+    if digits is not None and not -DIGITS <= digits <= DIGITS:
+        raise Refused(f"only rounding to {DIGITS} digits is allowed")
+    return round(number, digits)
 
 
 def _text(value: Any = "") -> str:
@@ -137,9 +175,7 @@ def _text(value: Any = "") -> str:
 def _operate(operator: str, left: Any, right: Any) -> Any:
     """One binary operation; what could be large is refused before it is computed."""
     if operator == "Add":
-        return _bound(left + right)
-    if operator == "Sub":
-        return left - right
+        return left + right
     if operator == "Mult":
         for sequence, times in ((left, right), (right, left)):
             if (
@@ -148,7 +184,9 @@ def _operate(operator: str, left: Any, right: Any) -> Any:
                 and len(sequence) * times > LENGTH
             ):
                 raise Refused("a value grew too long")
-        return _bound(left * right)
+        return left * right
+    if operator == "Sub":
+        return left - right
     if not isinstance(left, (int, float)) or not isinstance(right, (int, float)):
         raise Refused(f"{operator} of anything but numbers is not allowed")
     if operator == "FloorDiv":
@@ -159,7 +197,18 @@ def _operate(operator: str, left: Any, right: Any) -> Any:
         return left % right
     if not 0 <= right <= 8:
         raise Refused("only powers from 0 to 8 are allowed")
-    return _bound(left**right)
+    return left**right
+
+
+_BUILTINS: dict[str, Any] = {
+    function.__name__: function
+    for function in (
+        abs, all, any, bool, dict, divmod, enumerate, int, len, list, range, reversed, set, tuple, zip,
+    )
+} | {
+    "max": _whole(max), "min": _whole(min), "sorted": _whole(sorted), "sum": _whole(sum), "round": _round,
+    "str": _text,
+}  # fmt: skip
 
 
 def load(source: str, name: str) -> Callable[..., Any]:
@@ -170,9 +219,10 @@ def load(source: str, name: str) -> Callable[..., Any]:
     if len(source) > SOURCE:
         raise Refused("the source is too long")
     try:
-        tree = ast.parse(source)
-        _examine(tree, name)
-        code = compile(ast.fix_missing_locations(_Guard().visit(tree)), "<reply>", "exec")
+        with warnings.catch_warnings(action="ignore"):  # of odd comparisons and escapes
+            tree = ast.parse(source)
+            _examine(tree, name)
+            code = compile(ast.fix_missing_locations(_Guard().visit(tree)), "<reply>", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Refused(f"the source is not valid Python: {error}") from None
     left = STEPS
@@ -185,8 +235,7 @@ def load(source: str, name: str) -> Callable[..., Any]:
         return True
 
     scope: dict[str, Any] = {
-        "__builtins__": {}, **_BUILTINS, "str": _text, "_text": _text, "_op": _operate, "_bound": _bound,
-        "_step": step,
+        "__builtins__": {}, **_BUILTINS, "_text": _text, "_op": _operate, "_bound": _bound, "_step": step,
     }  # fmt: skip
     try:
         exec(code, scope)

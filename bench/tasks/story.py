@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
-from typing import Any
 
+from bench.tasks.splits import in_split
 from bench.tasks.storybook import (
     BEATS,
     CHAPTERS,
@@ -21,15 +21,14 @@ from bench.tasks.storybook import (
     PLOTS,
     SHE,
 )
-from bench.tasks.task import Generator, Reply, Split, Task
-from bench.tasks.turns import in_split, opening
+from bench.tasks.task import Generator, Reply, Split
+from bench.tasks.turns import Exchange, exchanges
 
 # What the prompt asks for; the last part is a code word to mention or a sentence to end with.
 ASKS = (
     "Write a short story about {hero} named {name} {place}. Use the word {word}. {extra}",
     "Tell me a short story about {hero} {place}. The main character is called {name}, and {an_word} plays "
-    "a part. "
-    "{extra}",
+    "a part. {extra}",
     "Please write a little story: {hero} with the name {name}, {place}, and {an_word}. {extra}",
     "I would like a short story with the word {word} in it. It is about {hero} named {name} {place}. {extra}",
     "Write a story about {name}, {hero} {place}. The story must contain the word {word}. {extra}",
@@ -146,7 +145,7 @@ def _extra(rng: random.Random) -> tuple[str, str, str]:
     return rng.choice(ASK_ENDING).format(ending=ending), "", ending
 
 
-def _story(rng: random.Random, split: Split) -> tuple[str, str, Callable[[Reply], bool]]:
+def _story(rng: random.Random, split: Split) -> Exchange:
     cast = _Cast(rng, split)
     extra, code, ending = _extra(rng)
     plot = rng.choice(PLOTS)
@@ -163,7 +162,7 @@ def _story(rng: random.Random, split: Split) -> tuple[str, str, Callable[[Reply]
     return question, " ".join(told), story_check(wanted, ending)
 
 
-def _story_long(rng: random.Random, split: Split) -> tuple[str, str, Callable[[Reply], bool]]:
+def _story_long(rng: random.Random, split: Split) -> Exchange:
     cast = _Cast(rng, split)
     extra, code, ending = _extra(rng)
     plot = rng.choice(PLOTS)
@@ -181,20 +180,7 @@ def _story_long(rng: random.Random, split: Split) -> tuple[str, str, Callable[[R
     return question, "\n\n".join(parts), story_check(wanted, ending, 120, 700, chapters=3)
 
 
-Drawn = tuple[str, str, Callable[[Reply], bool]]
-
-
-def _generator(name: str, draw: Callable[[random.Random, Split], Drawn], max_new: int) -> Generator:
-    def generate(rng: random.Random, split: Split) -> Task:
-        question, answer, check = draw(rng, split)
-        messages: list[dict[str, Any]] = opening(rng, lambda: draw(rng, split)[:2])
-        messages.append({"role": "user", "content": question})
-        return Task(name, "story", messages, {"content": answer}, check, max_new=max_new)
-
-    return generate
-
-
 GENERATORS: dict[str, Generator] = {
-    "story": _generator("story", _story, 512),
-    "story_long": _generator("story_long", _story_long, 1024),
+    "story": exchanges("story", "story", _story, 512),
+    "story_long": exchanges("story_long", "story", _story_long, 1024),
 }

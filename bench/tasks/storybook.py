@@ -8,7 +8,7 @@ Within one story no sentence may be able to occur twice: every sentence stands i
 
 from __future__ import annotations
 
-from bench.tasks.turns import words
+from bench.tasks.pools import words
 
 SHE = words(
     """

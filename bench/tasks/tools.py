@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench.tasks.catalogue import FUNCTIONS, Function
+from bench.tasks.catalogue import FUNCTIONS
+from bench.tasks.functions import Function
 from bench.tasks.task import Generator, Reply, Split, Task
 from bench.tasks.turns import opening
 
@@ -81,8 +82,8 @@ class _Request:
 
 
 def _draw(rng: random.Random, split: Split, fits: bool) -> tuple[list[dict[str, Any]], list[_Request]]:
-    """One to four declared functions, and one request or two; without `fits`, one to a function not "
-    "declared."""
+    """One to four declared functions, and one request or two; without `fits`, one to a function that is not
+    declared."""
     declared = [
         rng.choice(variants) for variants in rng.sample(_VARIANTS, rng.choice((1, 2, 2, 3, 3, 4)) + 1)
     ]
@@ -153,8 +154,8 @@ def refusal_check(reply: Reply) -> bool:
 
 
 def report_check(values: Sequence[str]) -> Callable[[Reply], bool]:
-    """Whether every value occurs in the reply, not as part of a longer number or word, and nothing is "
-    "called."""
+    """Whether every value occurs in the reply, not as part of a longer number or word, and nothing is
+    called."""
 
     def check(reply: Reply) -> bool:
         return not reply.tool_calls and all(
@@ -184,7 +185,7 @@ def _calling(name: str, thinking: bool) -> Generator:
     def generate(rng: random.Random, split: Split) -> Task:
         fits = rng.random() >= 0.15
         tools, requests = _draw(rng, split, fits)
-        messages = opening(rng, None, system=0.1)
+        messages = opening(rng, system=0.1)
         messages.append({"role": "user", "content": _question(rng, requests)})
         thought = _thought(requests, fits) if thinking else ""
         if fits:
@@ -230,7 +231,7 @@ def _result(rng: random.Random, split: Split, request: _Request) -> tuple[str, s
 def tool_result(rng: random.Random, split: Split) -> Task:
     """The function was called and gave a result; the answer reports it in a sentence."""
     tools, requests = _draw(rng, split, fits=True)
-    messages = opening(rng, None, system=0.1)
+    messages = opening(rng, system=0.1)
     messages.append({"role": "user", "content": _question(rng, requests)})
     messages.append(_message([request.call for request in requests]))
     failed = len(requests) == 1 and rng.random() < 0.08

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 from bench.tasks import orvali
-from bench.tasks.task import Generator, Reply, Split, Task
-from bench.tasks.turns import in_split, opening, words
+from bench.tasks.pools import words
+from bench.tasks.splits import in_split
+from bench.tasks.task import Generator, Reply, Split
+from bench.tasks.turns import Exchange, exchanges
 
 
 def _plain(text: str) -> str:
@@ -49,13 +52,13 @@ TO_ENGLISH = (
 )
 
 
-def _translation(to_orvali: bool, rng: random.Random, split: Split) -> tuple[str, str]:
-    """Question and answer with one to three sentences, all of which belong to the split."""
+def _translation(to_orvali: bool, rng: random.Random, split: Split) -> Exchange:
+    """One to three sentences, all of which belong to the split."""
     pairs = [_new_sentence(rng, split) for _ in range(rng.choice((1, 1, 1, 2, 2, 3)))]
     english, foreign = " ".join(pair[0] for pair in pairs), " ".join(pair[1] for pair in pairs)
     if to_orvali:
-        return rng.choice(TO_ORVALI).format(english), foreign
-    return rng.choice(TO_ENGLISH).format(foreign), english
+        return rng.choice(TO_ORVALI).format(english), foreign, translation_check(foreign)
+    return rng.choice(TO_ENGLISH).format(foreign), english, translation_check(english)
 
 
 # Words of glossary sentences: "QUANTITY [ADJECTIVE] NOUNS VERB QUANTITY [ADJECTIVE] NOUNS", all plural, so
@@ -122,9 +125,8 @@ def _clause(rng: random.Random) -> list[str]:
     return [*clause, rng.choice(THINGS)]
 
 
-def _glossary(rng: random.Random, split: Split) -> tuple[str, str]:
-    """Question and answer: a sentence and six to twelve glossary entries, of which the sentence needs "
-    "most."""
+def _glossary(rng: random.Random, split: Split) -> Exchange:
+    """A sentence and six to twelve glossary entries, of which the sentence needs most."""
     while True:
         clause = _clause(rng)
         if in_split(" ".join(clause), split):
@@ -145,23 +147,13 @@ def _glossary(rng: random.Random, split: Split) -> tuple[str, str]:
     line, reverse = rng.choice(LINES), rng.random() < 0.5
     source, target = (foreign, english) if rng.random() < 0.5 else (english, foreign)
     table = "\n".join(line.format(*((new, old) if reverse else (old, new))) for old, new in coined.items())
-    return rng.choice(GLOSSARY_ASKS).format(glossary=table, text=source), target
+    question = rng.choice(GLOSSARY_ASKS).format(glossary=table, text=source)
+    return question, target, translation_check(target)
 
 
-def _generator(name: str, draw: Callable[[random.Random, Split], tuple[str, str]]) -> Generator:
-    def generate(rng: random.Random, split: Split) -> Task:
-        question, answer = draw(rng, split)
-        messages = opening(rng, lambda: draw(rng, split))
-        messages.append({"role": "user", "content": question})
-        return Task(
-            name, "translation", messages, {"content": answer}, translation_check(answer), max_new=192
-        )
-
-    return generate
-
-
+MAX_NEW = 192
 GENERATORS: dict[str, Generator] = {
-    "to_orvali": _generator("to_orvali", lambda rng, split: _translation(True, rng, split)),
-    "to_english": _generator("to_english", lambda rng, split: _translation(False, rng, split)),
-    "glossary": _generator("glossary", _glossary),
+    "to_orvali": exchanges("to_orvali", "translation", partial(_translation, True), MAX_NEW),
+    "to_english": exchanges("to_english", "translation", partial(_translation, False), MAX_NEW),
+    "glossary": exchanges("glossary", "translation", _glossary, MAX_NEW),
 }

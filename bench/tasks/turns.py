@@ -1,16 +1,15 @@
-"""What generators share: the division between splits, and the turns before a question."""
+"""The conversation around a question: seldom a system prompt or an earlier exchange before it."""
 
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench.tasks.task import Split
+from bench.tasks.task import Generator, Reply, Split, Task
 
-HELD_OUT_SHARE = 8  # one key of eight belongs to the held-out split
-
+SYSTEM_SHARE = 0.12
+EARLIER_SHARE = 0.1
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
     "You are a careful assistant that does exactly what is asked.",
@@ -18,36 +17,41 @@ SYSTEM_PROMPTS = (
     "Follow the user's instructions exactly.",
 )
 
-
-def in_split(key: str, split: Split) -> bool:
-    """Whether `key` belongs to `split`: every key belongs to exactly one, in every process and version."""
-    return (zlib.crc32(key.encode()) % HELD_OUT_SHARE == 0) == (split == "heldout")
-
-
-def part(values: Sequence[str], split: Split) -> list[str]:
-    """Those of `values` that belong to `split`: an eighth, and at least one, is held out."""
-    ordered = sorted(values, key=lambda value: zlib.crc32(value.encode()))
-    held_out = max(1, len(ordered) // HELD_OUT_SHARE)
-    return ordered[:held_out] if split == "heldout" else ordered[held_out:]
+Exchange = tuple[str, str, Callable[[Reply], bool]]
+"""A question, its answer, and a check of any other answer."""
 
 
 def opening(
-    rng: random.Random, earlier: Callable[[], tuple[str, str]] | None, system: float = 0.12
+    rng: random.Random,
+    earlier: Callable[[], tuple[str, str]] | None = None,
+    *,
+    system: float = SYSTEM_SHARE,
+    prompts: Sequence[str] = SYSTEM_PROMPTS,
 ) -> list[dict[str, Any]]:
-    """Messages before the question: seldom a system prompt, in a tenth of cases an earlier exchange.
+    """Messages before the question.
 
-    earlier: draws another instance's question and answer; None for no earlier exchange.
+    earlier: draws another instance's question and answer; None for no earlier exchange. system: the share of
+    conversations that have one of the system `prompts`.
     """
     messages: list[dict[str, Any]] = []
     if rng.random() < system:
-        messages.append({"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
-    if earlier is not None and rng.random() < 0.1:
+        messages.append({"role": "system", "content": rng.choice(prompts)})
+    if earlier is not None and rng.random() < EARLIER_SHARE:
         question, answer = earlier()
         messages.append({"role": "user", "content": question})
         messages.append({"role": "assistant", "content": answer})
     return messages
 
 
-def words(text: str) -> list[str]:
-    """The words of a table."""
-    return text.split()
+def exchanges(
+    name: str, category: str, draw: Callable[[random.Random, Split], Exchange], max_new: int
+) -> Generator:
+    """A generator of tasks that ask what `draw` draws."""
+
+    def generate(rng: random.Random, split: Split) -> Task:
+        question, answer, check = draw(rng, split)
+        messages = opening(rng, lambda: draw(rng, split)[:2])
+        messages.append({"role": "user", "content": question})
+        return Task(name, category, messages, {"content": answer}, check, max_new=max_new)
+
+    return generate

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from tests.frontend.conftest import Documents
-from tools.nano import checkpoint
+from tools.nano import checkpoint, shards
 
 
 def random_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -40,11 +39,7 @@ def write_tokenizer(documents: Documents, folder: Path) -> Path:
     return folder
 
 
-def write_shards(tensors: dict[str, torch.Tensor], folder: Path, count: int = 4) -> Path:
+def write_shards(tensors: dict[str, torch.Tensor], folder: Path) -> Path:
     """The tensors as the training writes them."""
-    folder.mkdir()
-    names = list(tensors)
-    for index in range(count):
-        shard = {name: tensors[name] for name in names[index::count]}
-        save_file(shard, folder / f"shard-{index}.safetensors")
+    shards.write(tensors.items(), folder)
     return folder

@@ -102,8 +102,10 @@ def test_shards_become_a_folder(tensors: Tensors, folder: Path) -> None:
 
 def test_the_trainings_own_shards_are_taken(tmp_path: Path) -> None:
     parameters = initialize(4, "cpu")
-    shards.save(parameters, tmp_path)
-    found = checkpoint.read_shards(tmp_path)
+    paths = shards.save(parameters, tmp_path)
+    assert all(path.stat().st_size <= shards.LIMIT for path in paths)
+    assert sum(path.stat().st_size for path in paths) <= 60 << 20
+    found = shards.read(tmp_path)
     assert found.keys() == checkpoint.tensor_shapes().keys()
     for name, value in to_huggingface(parameters):
         assert torch.equal(found[name], value.to(checkpoint.dtype_of(name))), name

@@ -14,20 +14,19 @@ from bench.tasks import generators
 from bench.tasks.task import rng_for
 from ninfer.frontend import Frontend, maintained_template
 from tools.nano import tokenizer as nano
+from tools.nano.checkpoint import RESOURCES
 from tools.nano.geometry import BPE_TOKENS, VOCAB_ROWS
 from tools.nano.samples import task_texts, text_of
 
-ROLES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-
 
 def frontend(folder: Path) -> Frontend:
-    resources = {role: (folder / role).read_bytes() for role in ROLES}
+    resources = {role: (folder / role).read_bytes() for role in RESOURCES}
     return Frontend.from_resources(resources, architecture="Qwen3_5ForCausalLM", vocab_rows=VOCAB_ROWS)
 
 
 @functools.cache
 def _shared() -> Frontend:
-    return frontend(nano.FOLDER)
+    return frontend(nano.TOKENIZER)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def ours() -> Frontend:
 @pytest.fixture(scope="module")
 def theirs():
     transformers = pytest.importorskip("transformers")
-    return transformers.PreTrainedTokenizerFast.from_pretrained(nano.FOLDER)
+    return transformers.PreTrainedTokenizerFast.from_pretrained(nano.TOKENIZER)
 
 
 TEXTS = (
@@ -51,14 +50,14 @@ TEXTS = (
 
 
 def test_committed_files_are_what_the_code_writes() -> None:
-    folder = nano.FOLDER
+    folder = nano.TOKENIZER
     assert json.loads((folder / "tokenizer_config.json").read_text()) == nano.tokenizer_config()
     assert json.loads((folder / "generation_config.json").read_text()) == nano.generation_config()
     assert (folder / "chat_template.jinja").read_text("utf-8") == maintained_template("qwen3_6")
 
 
 def test_ids(ours: Frontend) -> None:
-    document = json.loads((nano.FOLDER / "tokenizer.json").read_text("utf-8"))
+    document = json.loads((nano.TOKENIZER / "tokenizer.json").read_text("utf-8"))
     vocab = document["model"]["vocab"]
     assert sorted(vocab.values()) == list(range(BPE_TOKENS))
     assert len(document["model"]["merges"]) == BPE_TOKENS - 256

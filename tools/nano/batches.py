@@ -6,8 +6,8 @@ leg, that number and n, so a leg's data can be repeated exactly.
 
 from __future__ import annotations
 
-import lzma
 import multiprocessing
+import queue
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +17,13 @@ import numpy as np
 
 from bench.tasks import generators
 from bench.tasks.task import Split
+from ninfer.errors import NInferError
+from tools.nano.corpus import read_documents
 from tools.nano.documents import Document, Encoder
 from tools.nano.mix import PIECES, SOURCES, TASKS, TEXT
 from tools.nano.packing import CHUNK
 
+_PATIENCE = 120  # seconds for a batch
 IGNORED = 255  # the source of tokens that are not learned
 _FILES = {"prose": "prose", "code-files": "code"}
 
@@ -43,7 +46,8 @@ class Sampler:
 
     def __init__(self, texts: Mapping[str, Sequence[str]], encoder: Encoder, seed: str, split: Split) -> None:
         self._random = random.Random(seed)
-        self._encoder, self._split = encoder, split
+        self._encoder = encoder
+        self._split: Split = split
         self._texts = texts
         self._encoded: dict[tuple[str, int], np.ndarray] = {}
         self._makers = generators()
@@ -85,8 +89,8 @@ class Sampler:
 
     def _piece(self, name: str) -> Document:
         """A piece of a text, from its beginning half of the time; all of it is learned."""
-        lengths, weights = zip(*PIECES, strict=True)
-        (length,) = self._random.choices(lengths, weights)
+        lengths, shares = [length for length, _ in PIECES], [share for _, share in PIECES]
+        (length,) = self._random.choices(lengths, shares)
         index = self._random.randrange(len(self._texts[name]))
         if (name, index) not in self._encoded:
             self._encoded[name, index] = self._encoder.text(self._texts[name][index])
@@ -100,11 +104,8 @@ def read_texts(corpus: Path, split: Split) -> dict[str, list[str]]:
     """The corpus folder's texts by source name."""
     found = {}
     for name, kind in _FILES.items():
-        if split == "train":
-            data = lzma.decompress((corpus / f"train-{kind}.txt.xz").read_bytes())
-        else:
-            data = (corpus / f"heldout-{kind}.txt").read_bytes()
-        found[name] = [text for text in data.decode("utf-8").split("\0") if text]
+        file = f"train-{kind}.txt.xz" if split == "train" else f"heldout-{kind}.txt"
+        found[name] = [text for text in read_documents(corpus / file) if text]
     return found
 
 
@@ -118,35 +119,41 @@ class Workers:
         self._processes = [
             context.Process(
                 target=_work,
-                args=(queue, corpus, f"{seed}/{leg}/{index}", tokens),
+                args=(out, corpus, f"{seed}/{leg}/{index}", tokens),
                 daemon=True,
             )
-            for index, queue in enumerate(self._queues)
+            for index, out in enumerate(self._queues)
         ]
         for process in self._processes:
             process.start()
 
     def __iter__(self) -> Iterator[Batch]:
         while True:
-            batch = self._queues[self._next % len(self._queues)].get(timeout=120)
+            try:
+                batch = self._queues[self._next % len(self._queues)].get(timeout=_PATIENCE)
+            except queue.Empty:
+                raise NInferError(
+                    f"no batch came for {_PATIENCE} s; the machine may lack memory for {len(self._queues)} "
+                    "workers: lower --workers"
+                ) from None
             if isinstance(batch, str):
-                raise RuntimeError(f"a worker failed: {batch}")
+                raise NInferError(f"a worker failed: {batch}")
             self._next += 1
             yield batch
 
     def waiting(self) -> int:
         """Batches that lie ready; near zero means that the workers are too slow."""
-        return sum(queue.qsize() for queue in self._queues)
+        return sum(out.qsize() for out in self._queues)
 
     def close(self) -> None:
         for process in self._processes:
             process.terminate()
 
 
-def _work(queue: multiprocessing.Queue[Batch | str], corpus: Path, seed: str, tokens: int) -> None:
+def _work(out: multiprocessing.Queue[Batch | str], corpus: Path, seed: str, tokens: int) -> None:
     try:
         sampler = Sampler(read_texts(corpus, "train"), Encoder(), seed, "train")
         while True:
-            queue.put(sampler.batch(tokens))
+            out.put(sampler.batch(tokens))
     except Exception as error:  # the trainer must hear of it
-        queue.put(f"{type(error).__name__}: {error}")
+        out.put(f"{type(error).__name__}: {error}")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from tools.nano.batches import Sampler, Workers, read_texts
+from tools.nano.commands import exit_code
 from tools.nano.documents import Encoder
 from tools.nano.model import initialize
 from tools.nano.proof import prove_operators
-from tools.nano.train import Trainer
+from tools.nano.train import Trainer, check_machine
 
 
 def speed(corpus: Path, tokens: int, workers: int, steps: int) -> None:
@@ -55,12 +58,21 @@ def speed(corpus: Path, tokens: int, workers: int, steps: int) -> None:
     feed.close()
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.nano.check", description=__doc__)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=65_536)
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--steps", type=int, default=60)
-    options = parser.parse_args()
-    prove_operators()
-    speed(options.corpus, options.tokens, options.workers, options.steps)
+    options = parser.parse_args(arguments)
+
+    def run() -> None:
+        check_machine(options.corpus, options.tokens, options.workers, options.steps)
+        prove_operators()
+        speed(options.corpus, options.tokens, options.workers, options.steps)
+
+    return exit_code(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

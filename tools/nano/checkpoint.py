@@ -69,25 +69,9 @@ def dtype_of(name: str) -> torch.dtype:
     return torch.float32 if name.endswith(_FP32) else torch.bfloat16
 
 
-def read_shards(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of `shard-*.safetensors`, complete and as the folder stores them."""
-    paths = sorted(folder.glob("shard-*.safetensors"))
-    if not paths:
-        raise ConversionError(f"{folder} has no shard-*.safetensors; name the folder that the training wrote")
-    found: dict[str, torch.Tensor] = {}
-    for path in paths:
-        tensors = _load(path)
-        for name in tensors.keys() & found.keys():
-            raise ConversionError(
-                f"{path} has the tensor '{name}' once more; remove stale shards from {folder}"
-            )
-        found |= tensors
-    return checked(found, folder)
-
-
 def read_folder(folder: Path) -> dict[str, torch.Tensor]:
     """The tensors of a folder that `write_folder` made."""
-    return checked(_load(folder / WEIGHTS), folder)
+    return checked(load(folder / WEIGHTS), folder)
 
 
 def read_resources(folder: Path) -> dict[str, bytes]:
@@ -136,7 +120,8 @@ def write_folder(folder: Path, tensors: Mapping[str, torch.Tensor], resources: M
     save_file(dict(checked(tensors, folder)), folder / WEIGHTS, {"format": "pt"})
 
 
-def _load(path: Path) -> dict[str, torch.Tensor]:
+def load(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of one safetensors file."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from ninfer.errors import NInferError
+from tools.nano.commands import exit_code
 from tools.nano.credits import credit_of, sources_page
 from tools.nano.fetch import fetch
 from tools.nano.overlap import Windows, window_hashes
@@ -201,8 +202,13 @@ def joined(texts: Iterable[Text]) -> bytes:
 
 def read_documents(path: Path) -> list[str]:
     """The documents of one of the corpus's files."""
+    if not path.is_file():
+        raise NInferError(f"{path} is missing; make the corpus with python -m tools.nano.corpus")
     data = path.read_bytes()
-    return (lzma.decompress(data) if path.suffix == ".xz" else data).decode().split("\0")
+    try:
+        return (lzma.decompress(data) if path.suffix == ".xz" else data).decode().split("\0")
+    except (lzma.LZMAError, EOFError, UnicodeDecodeError) as error:
+        raise NInferError(f"{path} is damaged ({error}); make the corpus again") from None
 
 
 def _write(path: Path, data: bytes, texts: Sequence[Text]) -> dict[str, Any]:
@@ -225,16 +231,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("build/nano/corpus"))
     parser.add_argument("--cache", type=Path, default=Path("build/nano/cache"), help="downloaded packages")
     options = parser.parse_args(arguments)
-    try:
+
+    def run() -> None:
         manifest = build(options.out, options.cache)
-    except NInferError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    page = sources_page(manifest["sources"])
-    (Path(__file__).parent / "SOURCES.md").write_text(page, "utf-8")
-    for name, facts in manifest["files"].items():
-        print(f"{name}: {facts['documents']} documents, {facts['text_bytes']:,} bytes of text")
-    return 0
+        page = sources_page(manifest["sources"])
+        (Path(__file__).parent / "SOURCES.md").write_text(page, "utf-8")
+        for name, facts in manifest["files"].items():
+            print(f"{name}: {facts['documents']} documents, {facts['text_bytes']:,} bytes of text")
+
+    return exit_code(run)
 
 
 if __name__ == "__main__":

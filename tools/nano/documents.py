@@ -15,9 +15,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from bench.tasks.task import Task
 from ninfer.frontend import Frontend
 from tools.nano import geometry
-
-TOKENIZER = Path(__file__).parent / "tokenizer"
-_ROLES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+from tools.nano.checkpoint import TOKENIZER, read_resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +30,14 @@ class Encoder:
     """Tasks and texts to documents, with the tokenizer and the template that the engine uses."""
 
     def __init__(self, folder: Path = TOKENIZER) -> None:
+        resources = read_resources(folder)
         self.frontend = Frontend.from_resources(
-            {role: (folder / role).read_bytes() for role in _ROLES},
+            resources,
             architecture="Qwen3_5ForCausalLM",
             vocab_rows=geometry.VOCAB_ROWS,
         )
         # Knows the control tokens wherever they stand, as the model's own output does.
-        self._answers = RustTokenizer.from_file(str(folder / _ROLES[0]))
+        self._answers = RustTokenizer.from_str(resources["tokenizer.json"].decode())
         self._start, self._end, self._stop = (
             int(self._answers.token_to_id(word) or 0)
             for word in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")

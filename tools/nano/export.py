@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 
 from ninfer.convert import Report, convert
-from ninfer.errors import ConversionError, NInferError
-from tools.nano import checkpoint, geometry, gguf_writer
+from ninfer.errors import ConversionError
+from tools.nano import checkpoint, geometry, gguf_writer, shards
+from tools.nano.commands import exit_code
 from tools.nano.rebuild import COMPONENTS, rebuild
 
 RECIPE = "groupwise-int8"
@@ -30,9 +31,9 @@ REFERENCE = "reference"  # the rebuilt folder beside the profiles
 LIMIT = 25 << 20  # bytes of the shipped artifact
 
 
-def write_hf(shards: Path, out: Path, tokenizer: Path = checkpoint.TOKENIZER) -> None:
+def write_hf(source: Path, out: Path, tokenizer: Path = checkpoint.TOKENIZER) -> None:
     """The training's shards as a Hugging Face folder."""
-    checkpoint.write_folder(out, checkpoint.read_shards(shards), checkpoint.read_resources(tokenizer))
+    checkpoint.write_folder(out, shards.read(source), checkpoint.read_resources(tokenizer))
 
 
 def write_artifact(folder: Path, out: Path) -> Report:
@@ -76,7 +77,9 @@ def size_table(artifacts: dict[str, Path]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit code."""
     parser = argparse.ArgumentParser(
-        "tools.nano.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m tools.nano.export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=("hf", "artifact", "rebuild", "profiles"))
     parser.add_argument("source", type=Path)
@@ -85,21 +88,19 @@ def main(arguments: list[str] | None = None) -> int:
         "--tokenizer", type=Path, default=checkpoint.TOKENIZER, help="folder of the four tokenizer files (hf)"
     )
     given = parser.parse_args(arguments)
-    try:
-        if given.command == "hf":
-            write_hf(given.source, given.out, given.tokenizer)
-        elif given.command == "artifact":
-            write_artifact(given.source, given.out)
-            print(size_table({RECIPE: given.out}))
-        elif given.command == "rebuild":
-            rebuild(given.source, given.out)
-        else:
-            profiles = write_profiles(given.source, given.out)
-            print(size_table({"shipped": given.source, **profiles}))
-    except NInferError as error:
-        print(f"export: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_code(lambda: _run(given.command, given.source, given.out, given.tokenizer))
+
+
+def _run(command: str, source: Path, out: Path, tokenizer: Path) -> None:
+    if command == "hf":
+        write_hf(source, out, tokenizer)
+    elif command == "artifact":
+        write_artifact(source, out)
+        print(size_table({RECIPE: out}))
+    elif command == "rebuild":
+        rebuild(source, out)
+    else:
+        print(size_table({"shipped": source, **write_profiles(source, out)}))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from typing import Any
 
 from bench.tasks import generators
 from bench.tasks.task import rng_for
+from ninfer.errors import NInferError
+from tools.nano.commands import exit_code
 from tools.nano.corpus import ROOT, read_documents
 from tools.nano.samples import text_of
 
@@ -148,13 +150,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "heldout")
     options = parser.parse_args(arguments)
     manifest = options.corpus / "manifest.json"
-    if not manifest.exists():
-        print(
-            f"error: {manifest} is missing; make the corpus with python -m tools.nano.corpus", file=sys.stderr
-        )
-        return 1
-    write(options.out, streams(options.corpus), json.loads(manifest.read_text("utf-8"))["sources"])
-    return 0
+
+    def run() -> None:
+        if not manifest.exists():
+            raise NInferError(f"{manifest} is missing; make the corpus with python -m tools.nano.corpus")
+        write(options.out, streams(options.corpus), json.loads(manifest.read_text("utf-8"))["sources"])
+
+    return exit_code(run)
 
 
 if __name__ == "__main__":

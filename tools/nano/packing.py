@@ -17,7 +17,8 @@ class Packing:
     """Documents of T tokens in all, on one device.
 
     positions: int64 `[T]`, counted from each document's start. ends: int32 `[documents + 1]`, cumulative
-    lengths, multiples of CHUNK. chunks: int32 `[T / CHUNK, 2]`, each chunk's document and place in it. longest: tokens of the longest document.
+    lengths, multiples of CHUNK. chunks: int32 `[T / CHUNK, 2]`, each chunk's document and place in it.
+    longest: tokens of the longest document.
     """
 
     positions: torch.Tensor

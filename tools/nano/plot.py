@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from ninfer.errors import NInferError, OptionError
+from tools.nano.commands import exit_code
 
 _GROUPS = {
     "all": None,
     "prose": ("prose",),
     "code files": ("code-files",),
-    "structured": ("jsonl", "csv", "json_schema", "sort", "copy"),
+    "structured": ("jsonl32", "jsonl", "csv", "json_schema", "sort", "copy"),
     "reasoning": ("add2", "arith", "chain", "logic", "count"),
     "retrieval": ("kv512", "kv2048", "kv8192", "kv_many", "needle"),
+    "retrieval, question first": ("kv_first",),
     "stories": ("story", "story_long"),
+    "code tasks": ("function", "trace", "fix"),
     "translation": ("to_orvali", "to_english", "glossary"),
     "tools": ("tool_call", "tool_result", "tool_thinking"),
+}
+_STYLES: dict[str, Any] = {
+    "all": {"linewidth": 2, "color": "black"},
+    "MTP layer": {"linewidth": 1, "color": "black", "linestyle": "--"},
 }
 
 
@@ -33,8 +43,8 @@ def curves(logs: Sequence[Path]) -> tuple[list[int], dict[str, list[float]], lis
         first = steps[-1] if steps else 0
         if index:
             begins.append(first)
-        for line in path.read_text().splitlines():
-            record: dict[str, Any] = json.loads(line)
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            record = _record(line, f"{path}, line {number},")
             steps.append(first + record["step"])
             for name, sources in _GROUPS.items():
                 known = [record["sources"][s] for s in sources or () if s in record["sources"]]
@@ -46,31 +56,49 @@ def curves(logs: Sequence[Path]) -> tuple[list[int], dict[str, list[float]], lis
     return steps, found, begins
 
 
+def _record(line: str, place: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+        return {key: record[key] for key in ("step", "loss", "mtp", "sources")}
+    except (ValueError, TypeError, KeyError):
+        raise NInferError(f"{place} is no record of a training's log") from None
+
+
 def draw(logs: Sequence[Path], out: Path) -> None:
-    """Write the plot; its format is that of the file's suffix."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    """Write the plot; its format is that of the file's suffix. The same logs give the same bytes."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise OptionError(
+            "the plot needs matplotlib, which is not installed; pip install 'ninfer[train]'"
+        ) from None
+    if out.suffix not in (".svg", ".png", ".pdf"):
+        raise OptionError(f"--out {out} must end in .svg, .png or .pdf")
     steps, found, begins = curves(logs)
-    figure, axes = pyplot.subplots(figsize=(8, 5))
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
     for name, values in found.items():
-        axes.plot(steps, values, label=name, linewidth=2 if name == "all" else 1)
+        style = _STYLES.get(name, {"linewidth": 1})
+        axes.plot(steps, values, label=name, **style)
     for step in begins:
         axes.axvline(step, color="grey", linewidth=0.8, linestyle=":")
     axes.set_yscale("log")
     axes.set_xlabel("step")
     axes.set_ylabel("loss, nats a learned token")
-    axes.legend(fontsize="small", ncols=2)
+    figure.legend(fontsize="small", loc="outside right upper")
     axes.set_title("ninfer-nano, training loss (dotted: a new leg)")
-    figure.tight_layout()
-    figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
+    with rc_context({"svg.hashsalt": "tools.nano"}):
+        figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.nano.plot", description=__doc__)
     parser.add_argument("logs", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    draw(options.logs, options.out)
+    options = parser.parse_args(arguments)
+    return exit_code(lambda: draw(options.logs, options.out))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

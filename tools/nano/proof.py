@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
+from ninfer.errors import NInferError
 from tools.nano import delta, geometry
 from tools.nano.model import attend_fused, attend_plain
-from tools.nano.packing import packing
+from tools.nano.packing import Packing, packing
 
 _LIMIT = 2e-2  # of the norm, BF16 operators against float32
 
@@ -17,11 +20,11 @@ def _compare(name: str, ours: list[torch.Tensor], expected: list[torch.Tensor], 
         error = float((x.double() - y.double()).norm() / y.double().norm())
         print(f"{name:10} {label:6} {error:.2e}", flush=True)
         if not error < _LIMIT:
-            raise SystemExit(f"{name}: {label} differs by {error:.2e} of its norm; limit {_LIMIT}")
+            raise NInferError(f"{name}: {label} differs by {error:.2e} of its norm; the limit is {_LIMIT}")
 
 
 def prove_operators() -> None:
-    """Print the differences; leaves the program if one is larger than BF16 explains."""
+    """Print the differences. Raises NInferError if one is larger than BF16 explains."""
     ends = np.cumsum([0, 64, 1024, 192, 4096, 64, 2752])
     tokens, where = int(ends[-1]), packing(ends, "cuda")
     g = torch.Generator(device="cuda").manual_seed(1)
@@ -46,8 +49,14 @@ def prove_operators() -> None:
     _compare("attention", ours, expected, "out dq dk dv")
 
 
-def _run(operator, inputs, where, outer) -> list[torch.Tensor]:
+def _run(
+    operator: Callable[..., torch.Tensor],
+    inputs: tuple[torch.Tensor, ...],
+    where: Packing,
+    outer: torch.Tensor,
+) -> list[torch.Tensor]:
+    """The output, and the gradients of its product with `outer`."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     output = operator(*leaves, where)
     (output.float() * outer).sum().backward()
-    return [output.detach(), *(leaf.grad for leaf in leaves)]
+    return [output.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]

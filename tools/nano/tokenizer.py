@@ -15,13 +15,14 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from ninfer.errors import OptionError
 from ninfer.frontend import maintained_template
 from ninfer.frontend.tokenizer import QWEN_REGEX
+from tools.nano.checkpoint import RESOURCES, TOKENIZER
+from tools.nano.commands import exit_code
 from tools.nano.corpus import DOMAINS, read_documents
 from tools.nano.geometry import BPE_TOKENS, CONTEXT
 from tools.nano.samples import task_texts
-
-FOLDER = Path(__file__).parent / "tokenizer"
 
 # In the family's order, from id BPE_TOKENS. The markers are visible in answers (special = false).
 CONTROLS = (
@@ -127,11 +128,16 @@ def _entry(token: str) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.nano.tokenizer", description=__doc__)
     parser.add_argument("--corpus", type=Path, default=Path("build/nano/corpus"))
-    parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--out", type=Path, default=Path("build/nano/tokenizer"))
     options = parser.parse_args(arguments)
-    write(options.out, train(training_texts(options.corpus)))
-    print(f"wrote {options.out}")
-    return 0
+
+    def run() -> None:
+        if options.out.resolve() == TOKENIZER and any((TOKENIZER / role).exists() for role in RESOURCES):
+            raise OptionError(f"{TOKENIZER} belongs to the trained model; name another folder with --out")
+        write(options.out, train(training_texts(options.corpus)))
+        print(f"wrote {options.out}")
+
+    return exit_code(run)
 
 
 if __name__ == "__main__":

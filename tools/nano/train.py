@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ninfer.errors import NInferError, OptionError
 from tools.nano import delta, shards
-from tools.nano.batches import IGNORED, Batch, Workers
+from tools.nano.batches import IGNORED, Batch, Workers, read_texts
+from tools.nano.commands import exit_code
 from tools.nano.evaluate import evaluate
+from tools.nano.geometry import CONTEXT
 from tools.nano.mix import SOURCES, WEIGHTS
 from tools.nano.model import (
     MATRICES,
@@ -28,7 +32,7 @@ from tools.nano.model import (
     unbind,
 )
 from tools.nano.muon import Optimizer
-from tools.nano.packing import cut, packing, to_device
+from tools.nano.packing import CHUNK, cut, packing, to_device
 from tools.nano.proof import prove_operators
 from tools.nano.quantized import with_nvfp4
 
@@ -122,7 +126,7 @@ def losses(
 def train_leg(
     trainer: Trainer, workers: Workers, schedule: Schedule, log: Callable[[dict[str, object]], None]
 ) -> int:
-    """Run a leg; returns the steps taken. Raises FloatingPointError when the loss is no number."""
+    """Run a leg; returns the steps taken. Raises NInferError when the loss is no number."""
     begin = time.monotonic()
     step = 0
     for step, batch in enumerate(workers):
@@ -138,7 +142,7 @@ def train_leg(
             seen = {name: i for i, name in enumerate(SOURCES) if count[i]}
             mean = sum(loss[:IGNORED]) / max(1.0, sum(count[:IGNORED]))
             if not math.isfinite(mean):
-                raise FloatingPointError(f"the loss is {mean} after step {step + 1}")
+                raise NInferError(f"the loss is {mean} after step {step + 1}; a lower --peak may help")
             log(
                 {
                     "step": step + 1,
@@ -152,7 +156,7 @@ def train_leg(
     return step
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.nano.train", description=__doc__)
     parser.add_argument("--corpus", type=Path, required=True, help="folder made by tools.nano.corpus")
     parser.add_argument("--out", type=Path, required=True, help="folder for the leg's shards and log")
@@ -171,11 +175,35 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=65_536, help="tokens of a step")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--seed", type=int, default=2026)
-    options = parser.parse_args()
-    if (options.leg == 0) != (options.resume is None):
-        parser.error("leg 0 starts from nothing; later legs need --resume FOLDER")
+    options = parser.parse_args(arguments)
+    return exit_code(lambda: _leg(options))
 
-    options.out.mkdir(parents=True, exist_ok=True)
+
+def check_machine(corpus: Path, tokens: int, workers: int, steps: int) -> None:
+    """OptionError or NInferError for what would end a leg, or a check before it, only after minutes."""
+    if tokens < CONTEXT or tokens % (2 * CHUNK):
+        raise OptionError(f"--tokens must be a multiple of {2 * CHUNK} and at least {CONTEXT}, not {tokens}")
+    for flag, value in (("--workers", workers), ("--steps", steps)):
+        if value < 1:
+            raise OptionError(f"{flag} must be at least 1, not {value}")
+    for split in ("train", "heldout"):
+        read_texts(corpus, split)
+    if not torch.cuda.is_available():
+        raise NInferError("training needs a CUDA device, and PyTorch finds none on this machine")
+
+
+def _leg(options: argparse.Namespace) -> None:
+    """Train a leg and leave its shards, log and evaluation."""
+    if options.leg < 0 or (options.leg == 0) != (options.resume is None):
+        raise OptionError("leg 0 starts from nothing; later legs need --resume FOLDER")
+    if not options.seconds > 0:
+        raise OptionError(f"--seconds must be more than 0, not {options.seconds}")
+    report_path = options.out / "evaluation.json"
+    if report_path.exists():
+        raise OptionError(f"{options.out} holds a leg that is done; name another folder with --out")
+    check_machine(options.corpus, options.tokens, options.workers, options.steps)
+
+    # Workers are forked before this process uses CUDA.
     workers = Workers(
         options.corpus, seed=options.seed, leg=options.leg, tokens=options.tokens, count=options.workers
     )
@@ -192,28 +220,23 @@ def main() -> None:
         peak=options.peak,
     )
     trainer = Trainer(parameters, distilled=options.leg > 0)
-    records = (options.out / "log.jsonl").open("w")
+    options.out.mkdir(parents=True, exist_ok=True)
+    with (options.out / "log.jsonl").open("w") as records:
 
-    def log(record: dict[str, object]) -> None:
-        records.write(json.dumps({"leg": options.leg, **record}) + "\n")
-        records.flush()
-        print(record["step"], record["seconds"], record["loss"], record["mtp"], record["ready"], flush=True)
+        def log(record: dict[str, object]) -> None:
+            records.write(json.dumps({"leg": options.leg, **record}) + "\n")
+            records.flush()
+            print(*(record[key] for key in ("step", "seconds", "loss", "mtp", "ready")), flush=True)
 
-    taken = train_leg(trainer, workers, schedule, log)
+        taken = train_leg(trainer, workers, schedule, log)
     workers.close()
     paths = shards.save(parameters, options.out)
     report = evaluate(trainer.model, parameters, options.corpus)
-    found = {
-        "leg": options.leg,
-        "steps": taken,
-        "tokens": options.tokens,
-        "schedule": asdict(schedule),
-        **report,
-    }
-    (options.out / "evaluation.json").write_text(json.dumps(found, indent=1))
+    found = {"leg": options.leg, "steps": taken, "tokens": options.tokens, "schedule": asdict(schedule)}
+    report_path.write_text(json.dumps(found | report, indent=1))
     print(json.dumps(report, indent=1))
     print(f"{taken} steps, {len(paths)} shards in {options.out}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,10 +15,10 @@ import pytest
 
 from bench.tasks import canonical_jsonl, code, generators, jsonl, reasoning, structured
 from bench.tasks.code import unfenced
-from bench.tasks.draft import held_out
 from bench.tasks.python_functions import TEMPLATES, draw_function
 from bench.tasks.reasoning import pair_key
 from bench.tasks.sandbox import Refused, load
+from bench.tasks.splits import held_out
 from bench.tasks.task import Reply, Split, Task, reply_of, rng_for
 
 COUNT = 150
@@ -324,6 +324,18 @@ def test_other_builtins_do_not_exist(name: str) -> None:
             load(f"def f():\n    {body}", "f")()
 
 
+# Two equal lists whose items are lists that were filled later, five levels deep.
+_GROWN = """x, y = [], []
+    a, b = x, y
+    for i in range(5):
+        c, d = [], []
+        for j in range(400):
+            a.append(c)
+            b.append(d)
+        a, b = c, d
+    """
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -337,12 +349,23 @@ def test_other_builtins_do_not_exist(name: str) -> None:
         "return f() + f()",
         "return '%9999999d' % 1",
         "x = [0] * 900\n    x = [x] * 900\n    return str([x] * 900)",
+        "return round(1, -(10 ** 8))",
+        "x = y = [0]\n    for i in range(60):\n        x = [x, x]\n        y = [y, y]\n    return x == y",
+        "x = (0,)\n    for i in range(60):\n        x = (x, x)\n    return {x}",
+        f"{_GROWN}return x == y",
+        f"{_GROWN}return [x].count(y)",
+        f"{_GROWN}return sorted(zip([x, y], [1, 2]))",
+        f"{_GROWN}return sum(zip([x], [y]), ())",
     ],
 )
 def test_costly_sources_are_stopped(body: str) -> None:
     function = load(f"def f():\n    {body}", "f")
     with pytest.raises((Refused, RecursionError)):
         function()
+
+
+def test_a_loop_s_unused_variable_may_be_an_underscore() -> None:
+    assert load("def f(n):\n    x = 1\n    for _ in range(n):\n        x *= 2\n    return x", "f")(5) == 32
 
 
 @pytest.mark.parametrize(

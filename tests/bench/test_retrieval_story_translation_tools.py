@@ -7,8 +7,8 @@ import pytest
 
 from bench.tasks import orvali, retrieval, story, tools, translation
 from bench.tasks.retrieval import KV_SIZES, estimated_tokens, kv_at
+from bench.tasks.splits import in_split, part
 from bench.tasks.task import CATEGORIES, Reply, Split, Task, reply_of, rng_for
-from bench.tasks.turns import in_split, part
 
 GENERATORS = {
     name: (category, generator)

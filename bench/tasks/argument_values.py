@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bench.tasks.pools import words
+from bench.tasks.splits import in_split, part
 from bench.tasks.task import Split
-from bench.tasks.turns import in_split, part, words
 
 Draw = Callable[[random.Random, Split], Any]
 
