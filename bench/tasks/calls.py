@@ -190,8 +190,8 @@ def _types(schema: Any) -> Types:
         return None
     if "type" in schema:
         names = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
-        known = isinstance(names, list) and names and all(name in _TYPES for name in names)
-        return frozenset(names) if known else None
+        known = isinstance(names, list) and all(isinstance(name, str) and name in _TYPES for name in names)
+        return frozenset(names) if names and known else None
     unions = [schema[word] for word in ("anyOf", "oneOf") if word in schema]
     if len(unions) != 1 or not isinstance(unions[0], list) or not unions[0]:
         return None

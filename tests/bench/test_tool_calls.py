@@ -127,6 +127,7 @@ def test_parameters_nest_and_other_markers_in_values_are_text():
         ({"type": []}, "True", "True", 0),
         ({"anyOf": [{"type": "string"}], "oneOf": [{"type": "string"}]}, "1", 1, 0),
         ({"anyOf": [{"type": "string"}, {"enum": [1]}]}, "1", 1, 0),
+        ({"type": ["string", {}]}, "1", 1, 0),
         ({"anyOf": []}, "Infinity", "Infinity", 0),
     ],
 )

@@ -78,9 +78,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         monkeypatch.delitem(sys.modules, name)
         monkeypatch.delattr(tools.nano, name.removeprefix("tools.nano."))
     sizes = importlib.import_module("tools.nano.geometry")
-    sizes.HIDDEN, sizes.INTERMEDIATE, sizes.LAYERS, sizes.VOCAB_ROWS = 128, 128, 4, 256
+    for name, value in {"HIDDEN": 128, "INTERMEDIATE": 128, "LAYERS": 4, "VOCAB_ROWS": 256}.items():
+        monkeypatch.setattr(sizes, name, value)
     found = {name: importlib.import_module(f"tools.nano.{name}") for name in ("shards", "model", "train")}
-    found["shards"].LIMIT = 1 << 20
+    monkeypatch.setattr(found["shards"], "LIMIT", 1 << 20)
     return SimpleNamespace(**found)
 
 
