@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -73,11 +72,8 @@ def test_the_schedule_warms_up_stays_and_falls() -> None:
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """Modules of the training for a model of 0.8 million parameters, whose shards hold a megabyte.
-
-    On one thread: several would wait for each other longer than they work, above all on a busy machine.
-    """
+def small(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Modules of the training for a model of 0.8 million parameters, whose shards hold a megabyte."""
     for name in [name for name in sys.modules if name.startswith("tools.nano.")]:
         monkeypatch.delitem(sys.modules, name)
         monkeypatch.delattr(tools.nano, name.removeprefix("tools.nano."))
@@ -86,10 +82,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         monkeypatch.setattr(sizes, name, value)
     found = {name: importlib.import_module(f"tools.nano.{name}") for name in ("shards", "model", "train")}
     monkeypatch.setattr(found["shards"], "LIMIT", 1 << 20)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield SimpleNamespace(**found)
-    torch.set_num_threads(threads)
+    return SimpleNamespace(**found)
 
 
 def test_steps_learn_and_a_checkpoint_restores_them(small: SimpleNamespace, tmp_path: Path) -> None:
