@@ -440,13 +440,16 @@ def test_one_reader_at_a_time(build: Build) -> None:
     assert [type(event) for event in events if not isinstance(event, Output)][-1] is Done
     assert len([event for event in events if isinstance(event, Output)]) == 5
     assert list(handle) == []
-    handle = core.submit(request(PROMPT, 5), Session())
+    gate = Gate()  # shut, so that the first task still waits when the second comes
+    handle = build(gate=gate).submit(request(PROMPT, 5), Session())
 
-    async def twice() -> tuple[object, object]:
-        return await asyncio.gather(read(), read(), return_exceptions=True)
+    async def twice() -> tuple[list[Event], BaseException | None]:
+        first, second = asyncio.create_task(read()), asyncio.create_task(read())
+        await asyncio.wait({second}, timeout=20)
+        gate.open()
+        return await first, second.exception()
 
     whole, refused = asyncio.run(twice())
-    assert isinstance(whole, list)
     assert isinstance(whole[-1], Done)
     assert isinstance(refused, EngineError)
 
