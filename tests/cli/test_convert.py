@@ -72,8 +72,10 @@ def test_required_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--out" in capsys.readouterr().err
 
 
+# A shell starts background commands with SIGINT ignored, which children inherit: the tests may run in one.
 SLOW = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from ninfer.convert.encode import Encoder
 planes = Encoder._planes
 def slow(*call):
