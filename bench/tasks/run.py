@@ -29,7 +29,6 @@ from ninfer.api.signature import prefill_signature, weight_formats
 from ninfer.errors import CapacityError
 from ninfer.frontend import Frontend, Prompt
 
-PAGE = 64
 _WARM_TOKENS = 4
 _CUT = (FinishReason.OUTPUT_LIMIT, FinishReason.CONTEXT_CAPACITY)
 
@@ -138,6 +137,11 @@ def engine_options(
     `max_context` is a limit of the user's on one sequence. Raises CapacityError naming the tasks that are
     longer than it or than the model knows.
     """
+    from ninfer.ops import PAGE  # with torch: not before a model is wanted
+
+    def paged(tokens: int) -> int:
+        return -(-tokens // PAGE) * PAGE
+
     limit = model.positions if max_context is None else min(max_context, model.positions)
     needs: list[int] = []
     long: dict[str, int] = {}
@@ -150,8 +154,8 @@ def engine_options(
         owner = f"{model.label} knows" if limit == model.positions else "--max-context allows"
         needed = ", ".join(f"{name} needs {size} tokens" for name, size in long.items())
         raise CapacityError(f"{needed}, but {owner} {limit}; leave those tasks out with --tasks")
-    context = max_context or min(_pages(max(needs)) * PAGE, model.positions)
-    together = sum(_pages(need) * PAGE for need in nlargest(concurrency, needs))
+    context = max_context or min(paged(max(needs)), model.positions)
+    together = sum(paged(need) for need in nlargest(concurrency, needs))
     return EngineOptions(
         max_context=context,
         max_concurrency=concurrency,
@@ -269,7 +273,3 @@ def _closing(answers: list[Any]) -> Iterator[list[Any]]:
     finally:
         for answer in answers:
             answer.close()
-
-
-def _pages(tokens: int) -> int:
-    return -(-tokens // PAGE)

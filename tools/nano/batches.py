@@ -21,7 +21,7 @@ from ninfer.errors import NInferError
 from tools.nano.corpus import read_documents
 from tools.nano.documents import Document, Encoder
 from tools.nano.mix import PIECES, SOURCES, TASKS, TEXT
-from tools.nano.packing import CHUNK
+from tools.nano.packing import room
 
 _PATIENCE = 120  # seconds for a batch
 IGNORED = 255  # the source of tokens that are not learned
@@ -51,9 +51,7 @@ class Sampler:
         self._texts = texts
         self._encoded: dict[tuple[str, int], np.ndarray] = {}
         self._makers = generators()
-        shares = {
-            name: share for name, share in (TEXT | TASKS).items() if name in texts or name in self._makers
-        }
+        shares = TEXT | TASKS
         self._shares = {name: share / sum(shares.values()) for name, share in shares.items()}
         self._drawn = dict.fromkeys(self._shares, 0.0)
         self._waiting: tuple[int, Document] | None = None
@@ -67,24 +65,24 @@ class Sampler:
             source, document = self._waiting or self._next()
             self._waiting = None
             begin, length = ends[-1], len(document.ids)
-            room = -(-length // CHUNK) * CHUNK
-            if begin + room > tokens:
+            end = begin + room(length)
+            if end > tokens:
                 self._waiting = (source, document)
                 break
             ids[begin : begin + length] = document.ids
             sources[begin : begin + length - 1][document.learned[1:]] = source
-            ends.append(begin + room)
+            ends.append(end)
         if ends[-1] < tokens:
             ends.append(tokens)
         return Batch(ids, sources, np.array(ends, dtype=np.int32))
 
     def _next(self) -> tuple[int, Document]:
         name = min(self._shares, key=lambda known: self._drawn[known] / self._shares[known])
-        document = self._piece(name) if name in self._texts else self.task(name)
-        self._drawn[name] += -(-len(document.ids) // CHUNK) * CHUNK
+        document = self._piece(name) if name in self._texts else self._task(name)
+        self._drawn[name] += room(len(document.ids))
         return SOURCES.index(name), document
 
-    def task(self, name: str) -> Document:
+    def _task(self, name: str) -> Document:
         return self._encoder.task(self._makers[name](self._random, self._split))
 
     def _piece(self, name: str) -> Document:

@@ -337,6 +337,15 @@ def _join(
     )
 
 
+def losses(
+    hidden: torch.Tensor, embedding: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross-entropy float32 `[T]` of each target under the tied head, and the best token `[T]`."""
+    logits = hidden @ embedding.mT
+    wanted = logits.gather(1, targets.unsqueeze(1)).squeeze(1).float()
+    return torch.logsumexp(logits.float(), dim=-1) - wanted, logits.detach().argmax(-1)
+
+
 def attend_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packing: Packing) -> torch.Tensor:
     """Causal attention inside each document, `[T, heads, 256]`, document by document."""
     outputs = []

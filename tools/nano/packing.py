@@ -27,6 +27,11 @@ class Packing:
     longest: int
 
 
+def room(tokens: int) -> int:
+    """Tokens that a document takes when packed."""
+    return -(-tokens // CHUNK) * CHUNK
+
+
 def packing(ends: np.ndarray, device: str) -> Packing:
     """Of cumulative lengths. Made on the host: a step must not wait for the GPU to learn them.
 

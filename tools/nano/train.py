@@ -29,6 +29,7 @@ from tools.nano.model import (
     attend_fused,
     attend_plain,
     initialize,
+    losses,
     unbind,
 )
 from tools.nano.muon import Optimizer
@@ -101,10 +102,9 @@ class Trainer:
         self._optimizer.step(factor)
 
         with torch.no_grad():
-            index = sources
-            self.sums[0].index_add_(0, index, loss.detach())
-            self.sums[2].index_add_(0, index, torch.ones_like(loss))
-            self.sums[1].index_add_(0, index.roll(-1)[:half], draft_loss.detach() * 2)
+            self.sums[0].index_add_(0, sources, loss.detach())
+            self.sums[2].index_add_(0, sources, torch.ones_like(loss))
+            self.sums[1].index_add_(0, sources.roll(-1)[:half], draft_loss.detach() * 2)
 
 
 def build_model(device: str) -> Model:
@@ -112,15 +112,6 @@ def build_model(device: str) -> Model:
     if device == "cuda":
         return Model(delta.fused(), attend_fused(), device=device, compiled=True)
     return Model(delta.plain, attend_plain, device=device, compiled=False)
-
-
-def losses(
-    hidden: torch.Tensor, embedding: torch.Tensor, targets: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cross-entropy float32 `[T]` of each target under the tied head, and the best token `[T]`."""
-    logits = hidden @ embedding.mT
-    wanted = logits.gather(1, targets.unsqueeze(1)).squeeze(1).float()
-    return torch.logsumexp(logits.float(), dim=-1) - wanted, logits.detach().argmax(-1)
 
 
 def train_leg(
