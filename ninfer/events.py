@@ -30,6 +30,16 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A drawn token's natural log-probability, of the model's scores before temperature, penalties and masks,
+    and the likeliest tokens at that place with theirs, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New text of one channel. `text` is never empty and never ends inside a character."""
 

@@ -103,6 +103,11 @@ class GenerationOptions:
     `max_new` output tokens at most (None: to the end of the context); `thinking_budget` tokens inside the
     thinking block before it is closed; `raw` publishes special tokens and doesn't split channels;
     `prefix_reuse` off neither uses nor feeds the prefix cache.
+
+    `grammar` (Lark, as llguidance reads it; see `frontend.grammar`) is what the answer after the thinking block
+    must follow, enforced in sampling. `single_call` ends the answer behind its first complete tool call.
+    `logprobs`: so many alternatives with each content token (0: only its own; None: none). `timeout` seconds in
+    the queue, instead of the engine's.
     """
 
     max_new: int | None = None
@@ -121,6 +126,10 @@ class GenerationOptions:
     stop_token_ids: tuple[int, ...] = ()
     raw: bool = False
     prefix_reuse: bool = True
+    grammar: str | None = None
+    single_call: bool = False
+    logprobs: int | None = None
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
         _check(self, "max_new", Integral, 0, _U32)

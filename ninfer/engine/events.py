@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ninfer.events import Channel, FinishReason
+from ninfer.events import Channel, FinishReason, TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,17 @@ class PromptProgress:
 
 @dataclass(frozen=True)
 class Output:
-    """Text for a channel; never half a character, never text after a stop."""
+    """Text for a channel; never half a character, never text after a stop.
+
+    `logprobs`: of the content tokens since the last event that had some, if they were asked for (a token whose
+    text is held back comes with the next text). `generated` tokens are committed, `seconds` after the first.
+    """
 
     channel: Channel
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    generated: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,24 @@ class ThinkingReport:
     model_tokens: int
     control_tokens: int
     applied: bool
+
+
+@dataclass(frozen=True)
+class HostWork:
+    """Seconds that the worker spent while a request was active, whoever it was for; not to be summed over
+    requests that ran together. The first five are the host's (the device waits); `device_wait` is the time in
+    which the Program worked, the `decode_*` parts are those of decode rounds."""
+
+    engine_boundary: float = 0.0
+    program_submit: float = 0.0
+    program_post: float = 0.0
+    engine_commit_output: float = 0.0
+    engine_maintenance: float = 0.0
+    device_wait: float = 0.0
+    decode_host: float = 0.0
+    decode_device_wait: float = 0.0
+    prefill_units: int = 0
+    control_units: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,6 +89,11 @@ class Statistics:
     first_token_seconds: float | None = None
     total_seconds: float = 0.0
     rounds: int = 0
+    stop_string: str | None = None
+    """The stop string that ended the output."""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    host: HostWork = HostWork()
 
     @property
     def prefill_rate(self) -> float | None:

@@ -1,9 +1,14 @@
 """What the engine asks of the frontend while tokens are made; implemented there without importing us."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ninfer.events import FinishReason, Step
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class OutputSession(Protocol):
@@ -15,9 +20,21 @@ class OutputSession(Protocol):
 
     closer: tuple[int, ...]
     finish: FinishReason | None
+    stop_string: str | None
     reasoning_tokens: int
     thinking_model_tokens: int
     control_tokens: int
+
+    @property
+    def constrained(self) -> bool:
+        """Will a mask ever be needed? Fixed for the session's life."""
+        ...
+
+    def fill_masks(self, drafts: Sequence[int], masks: np.ndarray) -> int:
+        """Which tokens may come next: row 0 of `masks` (int32 `[1 + len(drafts), words]`, bit i of word w is
+        token 32 w + i), and after each draft that is allowed. Returns how many rows are valid: 0 if nothing
+        is forbidden at the moment, fewer than all if a draft is not allowed. Changes nothing."""
+        ...
 
     @property
     def closer_due(self) -> bool: ...

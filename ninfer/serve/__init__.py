@@ -1,0 +1,1 @@
+"""HTTP: protocols in, protocols out. Knows no tensors; the engine is another process."""
