@@ -104,10 +104,10 @@ class GenerationOptions:
     thinking block before it is closed; `raw` publishes special tokens and doesn't split channels;
     `prefix_reuse` off neither uses nor feeds the prefix cache.
 
-    `grammar` (Lark, as llguidance reads it; see `frontend.grammar`) is what the answer after the thinking block
-    must follow, enforced in sampling. `single_call` ends the answer behind its first complete tool call.
-    `logprobs`: so many alternatives with each content token (0: only its own; None: none). `timeout` seconds in
-    the queue, instead of the engine's.
+    `grammar` (Lark, as llguidance reads it; see `frontend.grammar`) is what the answer after the thinking
+    block must follow, enforced in sampling. `single_call` ends the answer behind its first complete tool
+    call. `logprobs`: so many alternatives with each content token (0: only its own; None: none). `timeout`
+    seconds in the queue, instead of the engine's.
     """
 
     max_new: int | None = None

@@ -26,8 +26,9 @@ class PromptProgress:
 class Output:
     """Text for a channel; never half a character, never text after a stop.
 
-    `logprobs`: of the content tokens since the last event that had some, if they were asked for (a token whose
-    text is held back comes with the next text). `generated` tokens are committed, `seconds` after the first.
+    `logprobs`: of the content tokens since the last event that had some, if they were asked for (a token
+    whose text is held back comes with the next text). `generated` tokens are committed, `seconds` after the
+    first.
     """
 
     channel: Channel
