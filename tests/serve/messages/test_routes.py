@@ -8,14 +8,15 @@ from typing import Any
 
 import anthropic
 import httpx
+import httpx2
 import pytest
 from anthropic.types import Message
 
 from ninfer.engine import Output
 from ninfer.errors import UnavailableError
 from ninfer.events import Channel, FinishReason
+from ninfer.serve.app import create_app
 from tests.serve.fakes import Call, FakeLink, Recorder, call_text, calls, events_of, make_server, says, thinks
-from tests.serve.messages.app import app_of
 from tests.serve.messages.conftest import RECORDED, assistant, body, recording, result, text, tool, use, user
 from tests.serve.messages.test_response import EVENTS, kinds
 
@@ -25,11 +26,19 @@ TOOLS = [tool("Bash", input_schema=LOOKS)]
 
 
 def client(link: FakeLink | None = None, *observers, **options) -> httpx.AsyncClient:
-    app = app_of(make_server(link, *observers, **options))
+    app = create_app(make_server(link, *observers, **options))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
-async def ask(link: FakeLink | None, sent: Any, path: str = "/v1/messages?beta=true", **options) -> httpx.Response:
+def sdk_on(link: FakeLink) -> anthropic.AsyncAnthropic:
+    transport: Any = httpx2.ASGITransport(create_app(make_server(link)))
+    http = httpx2.AsyncClient(transport=transport, base_url="http://test")
+    return anthropic.AsyncAnthropic(base_url="http://test", api_key="k", http_client=http)
+
+
+async def ask(
+    link: FakeLink | None, sent: Any, path: str = "/v1/messages?beta=true", **options
+) -> httpx.Response:
     async with client(link, **options) as http:
         return await http.post(path, json=sent)
 
@@ -80,7 +89,8 @@ async def test_a_stream():
 
 async def test_omitted_thinking_comes_back():
     link = FakeLink(says(thinks("Se"), thinks("cret."), "Hi."))
-    sent = body("hi", thinking={"type": "adaptive", "display": "omitted"}, max_tokens=500)
+    thinking = {"type": "adaptive", "display": "omitted"}
+    sent = body("hi", thinking=thinking, preserve_thinking=True, max_tokens=500)
     async with client(link) as http:
         first = (await http.post("/v1/messages", json=sent)).json()
         assert first["content"][0]["thinking"] == ""
@@ -131,7 +141,9 @@ async def test_a_call_that_the_limit_cuts_stays_broken():
     written = call_text("Bash", command="rm -r /tmp/a/b").partition("/b")[0]
     link = FakeLink(says(calls(written), reason=FinishReason.OUTPUT_LIMIT))
     events = await streamed(link, body("list", tools=TOOLS, thinking={"type": "disabled"}))
-    parts = [event["delta"].get("partial_json", "") for event in events if event["type"] == "content_block_delta"]
+    parts = [
+        event["delta"].get("partial_json", "") for event in events if event["type"] == "content_block_delta"
+    ]
     with pytest.raises(ValueError):
         json.loads("".join(parts))
     assert events[-2]["delta"]["stop_reason"] == "max_tokens"
@@ -163,7 +175,9 @@ async def test_counting():
 async def test_billing_lines_are_not_counted():
     billed = body("hi", system=[text("x-anthropic-billing-header: cc_version=1;"), text("Be kind.")])
     path = "/v1/messages/count_tokens"
-    assert (await ask(None, billed, path)).json() == (await ask(None, body("hi", system="Be kind."), path)).json()
+    assert (await ask(None, billed, path)).json() == (
+        await ask(None, body("hi", system="Be kind."), path)
+    ).json()
 
 
 async def test_a_prompt_that_is_too_long_is_said_in_the_words_that_clients_know():
@@ -233,7 +247,7 @@ async def test_a_client_that_leaves_cancels_the_job(stream):
     gate = asyncio.Event()
     link, seen = FakeLink(says("Hel", gate, "lo")), Recorder()
     server = make_server(link, seen)
-    call = Call(app_of(server), "POST", "/v1/messages", body("hi", stream=stream))
+    call = Call(create_app(server), "POST", "/v1/messages", body("hi", stream=stream))
     while not link.streams:
         await asyncio.sleep(0.01)
     if stream:
@@ -258,8 +272,7 @@ async def test_the_label_of_a_client_is_checked():
 async def test_the_official_sdk():
     written = call_text("Bash", command="ls")
     link = FakeLink(says(thinks("Hm."), "Look.", calls(written)), says("done."))
-    http = client(link)
-    async with anthropic.AsyncAnthropic(base_url="http://test", api_key="k", http_client=http) as sdk:
+    async with sdk_on(link) as sdk:
         talk: list[Any] = [{"role": "user", "content": "list"}]
         tools: list[Any] = TOOLS
         async with sdk.messages.stream(model="m", max_tokens=500, messages=talk, tools=tools) as stream:
@@ -287,14 +300,13 @@ async def test_the_official_sdk():
 
 async def test_the_sdks_tool_runner_falls_back_to_whole_histories():
     link = FakeLink(says(calls(call_text("list_dir", path="/"))), says("done."))
-    http = client(link)
 
     @anthropic.beta_async_tool
     async def list_dir(path: str) -> str:
         """Lists a directory."""
         return f"a.txt in {path}"
 
-    async with anthropic.AsyncAnthropic(base_url="http://test", api_key="k", http_client=http) as sdk:
+    async with sdk_on(link) as sdk:
         runner = sdk.beta.messages.tool_runner(
             model="m", max_tokens=300, tools=[list_dir], messages=[{"role": "user", "content": "list"}]
         )
