@@ -23,10 +23,13 @@ class _Turn:
     blocks: list[Fields] = field(default_factory=list)
 
 
-def read_conversation(system: str, body: Fields, box: Toolbox) -> tuple[list[Message], bool]:
+def read_conversation(
+    system: str, body: Fields, box: Toolbox, *, counting: bool = False
+) -> tuple[list[Message], bool]:
     """The messages to render, and whether the last one is the answer's beginning. Raises `ApiError` 400.
 
-    `system` leads, if there is any. Tool references are looked up in `box`, which remembers them.
+    `system` leads, if there is any. Tool references are looked up in `box`, which remembers them. Where
+    tokens are only counted, the conversation may end anywhere.
     """
     turns = _turns(body)
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
@@ -42,13 +45,11 @@ def read_conversation(system: str, body: Fields, box: Toolbox) -> tuple[list[Mes
             _expect_results(waiting, turn.path)
             message = _assistant(turn)
             if index == len(turns) - 1:
-                _check_prefill(turn)
-                if message["content"]:
-                    return [*messages, message], True
-                break
+                return _with_final(messages, message, turn, counting=counting)
             waiting = [call["id"] for call in message.get("tool_calls", ())]
             messages.append(message)
-    _expect_results(waiting, "The end of messages")
+    if not counting:
+        _expect_results(waiting, "The end of messages")
     return messages, False
 
 
@@ -177,14 +178,20 @@ def _call(block: Fields) -> Message:
     return {"type": "function", "id": block.string("id", required=True), "function": function}
 
 
-def _check_prefill(turn: _Turn) -> None:
+def _with_final(
+    messages: list[Message], message: Message, turn: _Turn, *, counting: bool
+) -> tuple[list[Message], bool]:
+    """An assistant message at the end is the beginning of the answer, if it says anything."""
     if any(block.get("type") in ("thinking", "tool_use") for block in turn.blocks):
+        if counting:
+            return [*messages, message], False
         raise invalid(
             f"{turn.path} ends the conversation and would be continued, which only text can be; "
             f"end with a user message.",
             "messages",
             "assistant_prefill_not_supported",
         )
+    return ([*messages, message], True) if message["content"] else (messages, False)
 
 
 def _expect_results(calls: list[str], path: str) -> None:

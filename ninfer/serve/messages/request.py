@@ -48,7 +48,7 @@ def read_request(
         body.refuse("model", "must not be empty; any name will do")
     _refuse_thread(body)
     box = read_tools(body)
-    messages, prefilled = read_conversation(system_text(body), body, box)
+    messages, prefilled = read_conversation(system_text(body), body, box, counting=counting)
     choice, parallel = read_choice(body, box)
     check_cache_marks(body)
     max_tokens = _max_tokens(body)

@@ -318,11 +318,10 @@ async def test_the_sdks_tool_runner_falls_back_to_whole_histories():
 
 async def test_structured_output_reaches_the_engine():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    link, seen = FakeLink(says('{"a": 1}')), Recorder()
+    link = FakeLink(says('{"a": 1}'))
     sent = body("hi", output_config={"format": {"type": "json_schema", "schema": schema}})
     assert (await ask(link, sent)).json()["content"] == [{"type": "text", "text": '{"a": 1}'}]
     assert link.jobs[0].options.grammar is not None
-    assert seen.told == []
 
 
 async def test_a_tool_that_a_result_refers_to_can_be_called():
