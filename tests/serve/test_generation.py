@@ -78,7 +78,7 @@ async def test_an_answer_is_begun_progress_text_and_finished() -> None:
     answer = await server.service.prepare(ask())
     assert answer.thinking
     assert answer.prompt_tokens == len(server.link.jobs[0].prompt.tokens)  # type: ignore[attr-defined]
-    got = [event async for _, event in answer.events()]
+    got: list[Any] = [event async for _, event in answer.events()]
     assert [type(e) for e in got] == [Begun, Progress, Text, Text, Text, Finished]
     assert got[0] == Begun(answer.prompt_tokens, 3)
     assert [(e.channel, e.text) for e in got if isinstance(e, Text)] == [
@@ -564,7 +564,8 @@ async def test_counting_takes_no_lifetime_and_tells_nobody() -> None:
 
 async def test_rendering_does_not_hold_up_the_loop() -> None:
     server = make_server()
-    longest, last = 0.0, asyncio.get_running_loop().time()
+    begin = last = asyncio.get_running_loop().time()
+    longest = 0.0
     task = asyncio.create_task(
         server.service.count(ask(messages=[{"role": "user", "content": "Some words here. " * 60_000}]))
     )
@@ -573,4 +574,4 @@ async def test_rendering_does_not_hold_up_the_loop() -> None:
         now = asyncio.get_running_loop().time()
         longest, last = max(longest, now - last), now
     assert await task > 60_000
-    assert longest < 0.1
+    assert longest < (last - begin) / 2
