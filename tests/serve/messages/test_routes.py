@@ -16,7 +16,18 @@ from ninfer.engine import Output
 from ninfer.errors import UnavailableError
 from ninfer.events import Channel, FinishReason
 from ninfer.serve.app import create_app
-from tests.serve.fakes import Call, FakeLink, Recorder, call_text, calls, events_of, make_server, says, thinks
+from tests.serve.fakes import (
+    Call,
+    FakeLink,
+    Recorder,
+    call_text,
+    calls,
+    events_of,
+    make_server,
+    nano_frontend,
+    says,
+    thinks,
+)
 from tests.serve.messages.conftest import RECORDED, assistant, body, recording, result, text, tool, use, user
 from tests.serve.messages.test_response import EVENTS, kinds
 
@@ -333,3 +344,15 @@ async def test_a_tool_that_a_result_refers_to_can_be_called():
     assert answer["content"][0]["name"] == "Fetch"
     alone = {**talk, "tools": [fetch]}
     assert (await ask(link, alone)).json()["content"][0]["name"] == "Fetch"
+
+
+@pytest.mark.parametrize("room", [1, 20, 60, 99, 1000, 1024, 1030, 1060, 2000])
+async def test_a_budget_gives_way_to_what_is_left_of_the_context(room):
+    """Else a long conversation would once meet a length at which its request is refused."""
+    sent = body("hi", thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=32000)
+    count = (await ask(None, sent, "/v1/messages/count_tokens")).json()["input_tokens"]
+    link = FakeLink(max_context=count + room - 1)
+    assert (await ask(link, sent)).status_code == 200
+    budget = link.jobs[0].options.thinking_budget
+    closer = len(nano_frontend().thinking_closer)
+    assert budget is None or budget >= room or budget + closer + 1 <= room
