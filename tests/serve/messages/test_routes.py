@@ -16,6 +16,7 @@ from ninfer.engine import Output
 from ninfer.errors import UnavailableError
 from ninfer.events import Channel, FinishReason
 from ninfer.serve.app import create_app
+from ninfer.serve.calls import JsonFormat
 from tests.serve.fakes import (
     Call,
     FakeLink,
@@ -327,12 +328,17 @@ async def test_the_sdks_tool_runner_falls_back_to_whole_histories():
     assert "list<|im_end|>" in link.jobs[-1].prompt.text
 
 
-async def test_structured_output_reaches_the_engine():
+async def test_structured_output_and_strict_tools_reach_the_service():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    link = FakeLink(says('{"a": 1}'))
-    sent = body("hi", output_config={"format": {"type": "json_schema", "schema": schema}})
-    assert (await ask(link, sent)).json()["content"] == [{"type": "text", "text": '{"a": 1}'}]
-    assert link.jobs[0].options.grammar is not None
+    link, seen = FakeLink(says('{"a": 1}')), Recorder()
+    wanted = {"format": {"type": "json_schema", "schema": schema}}
+    sent = body("hi", output_config=wanted, tools=[tool(strict=True)], tool_choice={"type": "any"})
+    async with client(link, seen) as http:
+        assert (await http.post("/v1/messages", json=sent)).status_code == 200
+    asked = seen.records[0].request
+    assert asked.response_format == JsonFormat(schema)
+    assert asked.tools[0].strict
+    assert asked.tool_choice.mode == "required"
 
 
 async def test_a_tool_that_a_result_refers_to_can_be_called():
