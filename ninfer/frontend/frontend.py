@@ -205,12 +205,17 @@ class Frontend:
             reasoning_stop=tuple(reasoning_stop),
             stop_token_ids=ids,
             raw=raw,
-            calls=prompt.declares_tools and self.architecture != LLAMA,
+            calls=prompt.declares_tools and self.splits_calls,
             thinking_budget=thinking_budget,
             closer=self.thinking_closer,
             constraint=constraint,
             single_call=single_call,
         )
+
+    @property
+    def splits_calls(self) -> bool:
+        """Do the model's tool calls have a channel of their own? Else they are content."""
+        return self.architecture != LLAMA
 
     def prepare_grammars(self) -> None:
         """Build now what the first session with a grammar would build: a table of all tokens."""
