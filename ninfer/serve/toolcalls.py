@@ -44,14 +44,14 @@ def callable_tools(request: GenerationRequest) -> tuple[Tool, ...]:
 def parser_for(request: GenerationRequest, frontend: Frontend) -> Parser | None:
     """None if there is nothing to call: then all is text."""
     tools = callable_tools(request)
-    return _Calls(tools, frontend.splits_calls) if tools else None
+    return _Calls(tools, frontend.calls_tools) if tools else None
 
 
 class _Calls:
     """The frontend's parser, in the words of `calls`."""
 
     def __init__(self, tools: Iterable[Tool], split: bool) -> None:
-        """`split`: does the engine tell calls from content? If not, they are looked for in all of it."""
+        """`split`: does the engine tell the model's calls from content? Else all content is searched."""
         self._parser = CallParser([tool.declared() for tool in tools])
         self._split = split
 
