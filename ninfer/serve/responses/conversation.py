@@ -192,7 +192,7 @@ def _part_text(part: Any) -> str:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """A call's arguments. Clients send back broken ones too, with an error as the output: shown as they are."""
+    """A call's arguments. Clients send back broken ones too, with an error as output: shown as they are."""
     if not text.strip():
         return {}
     try:

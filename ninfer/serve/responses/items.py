@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from ninfer.serve.errors import ApiError, invalid
+from ninfer.serve.errors import invalid
 from ninfer.serve.responses.fields import (
     Json,
     read_choice,
@@ -163,11 +163,11 @@ def _message_part(raw: Any, where: str, role: str) -> Json:
     if kind == "refusal" and role == "assistant":
         return {"type": "refusal", "refusal": read_text(part.get("refusal"), f"{where}.refusal", default="")}
     if kind in ("input_image", "input_video"):
-        raise ApiError(
-            400,
-            f"{where} is {'an image' if kind == 'input_image' else 'a video'}, but this server has no vision.",
-            param="input",
-            code="vision_disabled",
+        what = kind.removeprefix("input_")
+        raise invalid(
+            f"{where} holds an image or a video ({what}), but this server has no vision.",
+            "input",
+            "vision_disabled",
         )
     code = {"input_file": "file_inputs_not_supported", "input_audio": "audio_inputs_not_supported"}
     raise invalid(

@@ -85,7 +85,6 @@ _INCLUDES = (
     "code_interpreter_call.outputs",
 )
 _TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
-_TEMPLATE_FLAGS = ("enable_thinking", "preserve_thinking")
 _U32 = 2**32 - 1
 # orjson writes at most 254 levels; what a client sends stands a few levels deep in what we answer and store.
 _MARGIN = 8
@@ -110,13 +109,17 @@ class Create:
     shrink: bool = False
     echo: Json = field(default_factory=dict)
 
+    def by(self, client: str | None) -> Create:
+        """The same, sent by the client of that label."""
+        return replace(self, generation=replace(self.generation, client=client))
+
     def shortened(self, history: tuple[Json, ...]) -> Create:
         """The same with another history in the prompt."""
         messages = messages_of(history, self.toolbox, self.instructions)
         return replace(self, generation=replace(self.generation, messages=messages))
 
 
-def read_create(body: Any, store: Store, client: str | None = None) -> Create:
+def read_create(body: Any, store: Store) -> Create:
     """Check a create request. Raises ApiError."""
     body = _read_body(body, CREATE_FIELDS)
     _refuse_platform(body)
@@ -146,7 +149,6 @@ def read_create(body: Any, store: Store, client: str | None = None) -> Create:
         temperature=read_number(body.get("temperature"), "temperature", 0, 2),
         top_p=read_number(body.get("top_p"), "top_p", 0, 1),
         logprobs=top or 0 if top or LOGPROBS in include else None,
-        client=client,
     )
     return replace(
         create, generation=generation, store=echo["store"], encrypted=ENCRYPTED in include, echo=echo
@@ -197,11 +199,10 @@ def _read_common(body: Json, store: Store) -> Create:
     truncation = read_choice(
         body.get("truncation"), "truncation", ("auto", "disabled"), "truncation_not_supported"
     )
-    effort, preserve = _read_reasoning(body)
+    effort, context = _read_reasoning(body)
     kwargs = read_object(body.get("chat_template_kwargs"), "chat_template_kwargs") or {}
-    thinking, preserve_given = _template_flags(kwargs, preserve, body)
-    if preserve_given is None and parent:
-        preserve_given = parent.preserve_thinking
+    inherited = parent.preserve_thinking if parent else None
+    stated = (_read_preserve(body, kwargs), context, inherited)
     generation = GenerationRequest(
         protocol=Protocol.RESPONSES,
         model=model,
@@ -211,9 +212,8 @@ def _read_common(body: Json, store: Store) -> Create:
         parallel_calls=parallel,
         response_format=_read_format(text),
         effort=effort,
-        thinking=thinking,
-        preserve_thinking=preserve_given,
-        template_kwargs={name: value for name, value in kwargs.items() if name not in _TEMPLATE_FLAGS},
+        preserve_thinking=next((flag for flag in stated if flag is not None), None),
+        template_kwargs={name: value for name, value in kwargs.items() if name != "preserve_thinking"},
     )
     choice = body.get("tool_choice")
     echo = {
@@ -227,9 +227,7 @@ def _read_common(body: Json, store: Store) -> Create:
         "tools": body.get("tools") or [],
         "truncation": truncation or "disabled",
     }
-    return Create(
-        generation, items, history, toolbox, instructions, shrink=truncation == "auto", echo=echo
-    )
+    return Create(generation, items, history, toolbox, instructions, shrink=truncation == "auto", echo=echo)
 
 
 def _read_parent(raw: Any, store: Store) -> Record | None:
@@ -242,7 +240,8 @@ def _refuse_twins(history: tuple[Json, ...]) -> None:
     for item in history:
         if item["id"] in seen:
             raise invalid(
-                f"The item {item['id']!r:.80} is in input and in the history of previous_response_id.", "input"
+                f"The item {item['id']!r:.80} is in input and in the history of previous_response_id.",
+                "input",
             )
         seen.add(item["id"])
 
@@ -250,9 +249,7 @@ def _refuse_twins(history: tuple[Json, ...]) -> None:
 def _refuse_platform(body: Json) -> None:
     """What needs OpenAI's platform behind it."""
     if read_flag(body.get("background"), "background"):
-        raise invalid(
-            "background is not supported; use stream.", "background", "background_not_supported"
-        )
+        raise invalid("background is not supported; use stream.", "background", "background_not_supported")
     for name, code in (
         ("prompt", "prompt_templates_not_supported"),
         ("context_management", "context_management_not_supported"),
@@ -276,7 +273,9 @@ def _read_metadata(raw: Any) -> Json:
         raise invalid(f"metadata has {len(metadata)} pairs; at most 16 are allowed.", "metadata")
     for name, value in metadata.items():
         if len(name) > 64:
-            raise invalid(f"A key of metadata has {len(name)} characters; at most 64 are allowed.", "metadata")
+            raise invalid(
+                f"A key of metadata has {len(name)} characters; at most 64 are allowed.", "metadata"
+            )
         if read_text(value, f"metadata.{name}", most=512) is None:
             raise invalid(f"metadata.{name} must be a string, not null.", "metadata")
     return metadata
@@ -307,34 +306,23 @@ def _read_reasoning(body: Json) -> tuple[str | None, bool | None]:
     context = read_choice(
         reasoning.get("context"), "reasoning.context", contexts, "reasoning_option_not_supported"
     )
-    if effort in ("default", "auto"):
-        effort = None
-    return "xhigh" if effort == "adaptive" else effort, {"current_turn": False, "all_turns": True}.get(
-        context or ""
-    )
+    keep = {"current_turn": False, "all_turns": True}.get(context or "")
+    return None if effort in ("default", "auto") else effort, keep
 
 
-def _template_flags(
-    kwargs: Json, preserve: bool | None, body: Json
-) -> tuple[bool | None, bool | None]:
-    """`enable_thinking` and `preserve_thinking`, wherever they stand; two that differ are refused."""
-    found: dict[str, bool | None] = {name: None for name in _TEMPLATE_FLAGS}
-    for where, values in (("", body), ("chat_template_kwargs.", kwargs)):
-        for name in _TEMPLATE_FLAGS:
-            value = values.get(name)
-            if value is None:
-                continue
-            flag = read_flag(value, where + name)
-            if found[name] not in (None, flag):
-                raise invalid(
-                    f"{name} is {found[name]} and chat_template_kwargs.{name} is {flag}.",
-                    name,
-                    "conflicting_template_option",
-                )
-            found[name] = flag
-    if found["preserve_thinking"] is None:
-        found["preserve_thinking"] = preserve
-    return found["enable_thinking"], found["preserve_thinking"]
+def _read_preserve(body: Json, kwargs: Json) -> bool | None:
+    """`preserve_thinking`, as a field or a template argument; two that differ are refused."""
+    flags = set()
+    for prefix, values in (("", body), ("chat_template_kwargs.", kwargs)):
+        if values.get("preserve_thinking") is not None:
+            flags.add(read_flag(values["preserve_thinking"], f"{prefix}preserve_thinking"))
+    if len(flags) > 1:
+        raise invalid(
+            "preserve_thinking and chat_template_kwargs.preserve_thinking differ; send one of them.",
+            "preserve_thinking",
+            "conflicting_template_option",
+        )
+    return flags.pop() if flags else None
 
 
 def _read_format(text: Json) -> JsonFormat | None:

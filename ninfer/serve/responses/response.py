@@ -17,7 +17,7 @@ _LIMITS = (FinishReason.OUTPUT_LIMIT, FinishReason.CONTEXT_CAPACITY)
 
 
 def begun(create: Create, temperature: float, top_p: float) -> Json:
-    """The response object of a request whose answer begins; `temperature` and `top_p` are the resolved ones."""
+    """The response object of an answer that begins; `temperature` and `top_p` are the resolved ones."""
     echo = create.echo
     return {
         "id": new_id("resp_"),
@@ -136,7 +136,9 @@ def call_item(name: str, status: str, call_id: str, tool: Declared, value: objec
 
 
 def logprob_objects(logprobs: Iterable[TokenLogprob]) -> list[Json]:
-    return [{**_logprob(entry), "top_logprobs": [_logprob(other) for other in entry.top]} for entry in logprobs]
+    return [
+        {**_logprob(entry), "top_logprobs": [_logprob(other) for other in entry.top]} for entry in logprobs
+    ]
 
 
 def _logprob(entry: TokenLogprob | Alternative) -> Json:

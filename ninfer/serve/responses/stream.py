@@ -72,6 +72,8 @@ class ResponseStream:
         """The events that one event of the answer makes; `Finished` goes to `finish`."""
         match event:
             case Text(channel=channel, text=text, logprobs=logprobs):
+                if not text and (self._text is None or self._text.channel != channel):
+                    return  # log-probabilities alone open no item
                 if self._text is None or self._text.channel != channel:
                     yield from self._close_text("completed")
                     yield from self._open_text(channel)
@@ -160,8 +162,8 @@ class ResponseStream:
             return response.reasoning_item(text.id, status, whole, encrypted=self._encrypted)
         return response.message_item(text.id, status, parts)
 
-    def _about(self, text: _OpenText, kind: str, **members: Any) -> Json:
-        return self._event(kind, item_id=text.id, output_index=text.index, content_index=0, **members)
+    def _about(self, item: _OpenText, kind: str, **members: Any) -> Json:
+        return self._event(kind, item_id=item.id, output_index=item.index, content_index=0, **members)
 
     def _open_call(self, index: int, name: str) -> Iterator[Json]:
         tool = self._toolbox[name]

@@ -63,7 +63,9 @@ class Toolbox:
         for tool in tools:
             if tool.tool.name in seen:
                 raise invalid(
-                    f"Two tools are called {tool.tool.name!r}; names must differ.", param, "duplicate_tool_name"
+                    f"Two tools are called {tool.tool.name!r}; names must differ.",
+                    param,
+                    "duplicate_tool_name",
                 )
             seen.add(tool.tool.name)
             if tool.kind == "search":
@@ -135,7 +137,9 @@ class Toolbox:
     def _allowed(self, raw: Json) -> ToolChoice:
         mode = raw.get("mode", "auto")
         if mode not in ("auto", "required"):
-            raise invalid(f"tool_choice.mode must be auto or required, not {shown(mode)}.", "tool_choice.mode")
+            raise invalid(
+                f"tool_choice.mode must be auto or required, not {shown(mode)}.", "tool_choice.mode"
+            )
         names = []
         for index, entry in enumerate(read_list(raw.get("tools"), "tool_choice.tools")):
             param = f"tool_choice.tools[{index}]"
@@ -261,7 +265,7 @@ def _read_format(raw: Any, param: str) -> str:
     form = read_object(raw, param) or {}
     if form.get("type") != "grammar":
         return "`input` is free text."
-    form = {**form, **(form.get("grammar") if isinstance(form.get("grammar"), dict) else {})}
+    form = {**form, **(read_object(form.get("grammar"), f"{param}.grammar") or {})}
     syntax = read_text(form.get("syntax"), f"{param}.syntax") or "lark"
     definition = read_text(form.get("definition"), f"{param}.definition") or ""
     return f"`input` is free text that follows this grammar ({syntax}):\n{definition}"
