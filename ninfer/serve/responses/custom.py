@@ -33,7 +33,7 @@ class InputText:
         whole = _WHOLE.match(self._raw)
         assert whole is not None
         self._raw = self._raw[whole.end() :]
-        return self._give(json.loads(f'"{whole.group()}"', strict=False))
+        return self._give(_sound(json.loads(f'"{whole.group()}"', strict=False)))
 
     def end(self, arguments: str) -> str:
         """What is still missing when the arguments are complete: of the input, or of them if they aren't
@@ -41,7 +41,7 @@ class InputText:
         given, text = "".join(self._given), arguments
         try:
             value = json.loads(arguments, strict=False)["input"]
-            text = value if isinstance(value, str) else arguments
+            text = _sound(value) if isinstance(value, str) else arguments
         except (ValueError, KeyError, TypeError, RecursionError):
             pass
         if not given:
@@ -56,3 +56,8 @@ class InputText:
         if text:
             self._given.append(text)
         return text
+
+
+def _sound(text: str) -> str:
+    """Halves of surrogate pairs, which escapes can spell but UTF-8 can't, replaced."""
+    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
