@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ninfer.serve.errors import invalid
-from ninfer.serve.responses.fields import Json, shown
-from ninfer.serve.responses.items import ACTION_OUTPUTS, ACTIONS
+from ninfer.serve.fields import spelled
+from ninfer.serve.responses.items import ACTION_OUTPUTS, ACTIONS, Json
 from ninfer.serve.responses.tools import SEARCH, Toolbox, listing
 
 _OMITTED = {
@@ -213,7 +213,7 @@ def _no_constant(text: str) -> NoReturn:
 
 def _refuse(call_id: str | None) -> NoReturn:
     raise invalid(
-        f"input has an output for call_id {shown(call_id)}, but no call before it still waits for one.",
+        f"input has an output for call_id {spelled(call_id)}, but no call before it still waits for one.",
         "input",
         "invalid_tool_history",
     )

@@ -7,7 +7,6 @@ comes out of `normalize` has an id, a status and lists, and nothing else than th
 from __future__ import annotations
 
 import base64
-import binascii
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -15,21 +14,20 @@ from typing import Any
 import orjson
 
 from ninfer.serve.errors import invalid
-from ninfer.serve.responses.fields import (
-    Json,
-    read_choice,
-    read_list,
-    read_name,
-    read_object,
-    read_text,
-    shown,
-)
+from ninfer.serve.fields import Fields, spelled
+
+Json = dict[str, Any]
 
 ROLES = ("user", "assistant", "system", "developer")
 SIGNATURE = "ninfer-reasoning.v1:"
 """Begins an `encrypted_content` of ours; the reasoning's UTF-8 text in Base64 follows."""
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
+_REFUSED: dict[str | None, str] = {
+    "input_file": "file_inputs_not_supported",
+    "input_audio": "audio_inputs_not_supported",
+}
+_ODD_PART = "content_type_not_supported"
 _PREFIXES = {
     "message": "msg_",
     "reasoning": "rs_",
@@ -80,10 +78,10 @@ def normalize(raw: Any, stored: Callable[[str], Json]) -> list[Json]:
         raw = [{"role": "user", "content": raw}]
     items: list[Json] = []
     seen: set[str] = set()
-    for index, entry in enumerate(read_list(raw, "input")):
-        item = _normalize(entry, f"input[{index}]", stored)
+    for entry in Fields({"input": raw}).objects("input"):
+        item = _normalize(entry, stored)
         if item["id"] in seen:
-            raise invalid(f"Two items of input have the id {item['id']!r:.80}.", f"input[{index}].id")
+            entry.refuse("id", f"is {item['id']!r:.80}, as of another item")
         seen.add(item["id"])
         items.append(item)
     return items
@@ -94,196 +92,162 @@ def sealed(text: str) -> str:
     return SIGNATURE + base64.b64encode(text.encode()).decode()
 
 
-def unsealed(content: str, param: str) -> str:
-    """The reasoning in an `encrypted_content`; nothing if another server made it."""
+def unsealed(content: str) -> str:
+    """The reasoning in an `encrypted_content`; nothing if another server made it. ValueError if damaged."""
     if not content.startswith(SIGNATURE):
         return ""
-    try:
-        return base64.b64decode(content[len(SIGNATURE) :], validate=True).decode()
-    except (binascii.Error, ValueError) as error:
-        raise invalid(f"{param} is damaged: {error}.", param, "invalid_encrypted_content") from error
+    return base64.b64decode(content[len(SIGNATURE) :], validate=True).decode()
 
 
-def _normalize(entry: Any, where: str, stored: Callable[[str], Json]) -> Json:
-    entry = read_object(entry, where) or {}
+def _normalize(entry: Fields, stored: Callable[[str], Json]) -> Json:
     kind = entry.get("type")
     if kind is None:
-        kind = "message" if "role" in entry else "item_reference" if "id" in entry else None
+        kind = "message" if "role" in entry.members else "item_reference" if "id" in entry.members else None
     if not isinstance(kind, str):
-        raise invalid(f"{where}.type must be a string, not {shown(kind)}.", f"{where}.type")
+        entry.refuse("type", f"must be a string, not {spelled(kind)}")
     if kind == "item_reference":
-        return stored(read_name(entry.get("id"), f"{where}.id"))
+        return stored(_named(entry, "id"))
     reader = _READERS.get(kind)
     if reader is not None:
-        members = reader(entry, where)
+        members = reader(entry)
     elif kind in ACTIONS or kind in ACTION_OUTPUTS or kind in _HOSTED:
-        members = {name: value for name, value in entry.items() if name not in ("id", "type")}
+        members = {name: value for name, value in entry.members.items() if name not in ("id", "type")}
     else:
-        raise invalid(
-            f"{where} has the type {shown(kind)}, which is not supported.", where, "item_type_not_supported"
-        )
-    given = entry.get("id")
-    if given is not None and not isinstance(given, str):
-        raise invalid(f"{where}.id must be a string, not {shown(given)}.", f"{where}.id")
-    return {"id": given or new_id(_PREFIXES.get(kind, "item_")), "type": kind, **members}
+        entry.refuse("type", f"is {spelled(kind)}, which is not supported", "item_type_not_supported")
+    return {"id": entry.string("id") or new_id(_PREFIXES.get(kind, "item_")), "type": kind, **members}
 
 
-def _status(entry: Json, where: str) -> str:
-    allowed = ("completed", "in_progress", "incomplete")
-    return read_choice(entry.get("status"), f"{where}.status", allowed) or "completed"
+def _named(entry: Fields, name: str) -> str:
+    value = entry.string(name, required=True)
+    return value or entry.refuse(name, "must not be empty")
 
 
-def _message(entry: Json, where: str) -> Json:
-    role = read_choice(entry.get("role"), f"{where}.role", ROLES)
-    if role is None:
-        raise invalid(f"{where}.role is missing.", f"{where}.role")
+def _status(entry: Fields) -> str:
+    return entry.choice("status", ("completed", "in_progress", "incomplete")) or "completed"
+
+
+def _message(entry: Fields) -> Json:
+    entry.string("role", required=True)
+    role = entry.choice("role", ROLES)
     content = entry.get("content")
     if isinstance(content, str):
-        content = [{"type": "input_text", "text": content}]
+        entry = Fields({**entry.members, "content": [{"type": "input_text", "text": content}]}, entry.path)
     elif content is None and role != "assistant":
-        raise invalid(f"{where}.content is missing.", f"{where}.content")
-    parts = [
-        _message_part(part, f"{where}.content[{index}]", role)
-        for index, part in enumerate(read_list(content, f"{where}.content"))
-    ]
-    return {"status": _status(entry, where), "role": role, "content": parts}
+        entry.refuse("content", "is missing")
+    parts = [_message_part(part, role) for part in entry.objects("content")]
+    return {"status": _status(entry), "role": role, "content": parts}
 
 
-def _message_part(raw: Any, where: str, role: str) -> Json:
-    part = read_object(raw, where) or {}
-    kind = part.get("type")
-    _check_breakpoint(part, where)
-    if kind in _TEXT_PARTS:
-        text = part.get("text")
-        if not isinstance(text, str):
-            raise invalid(f"{where}.text must be a string, not {shown(text)}.", f"{where}.text")
-        if role == "assistant":
-            return {"type": "output_text", "annotations": [], "text": text}
-        return {"type": "input_text", "text": text}
+def _message_part(part: Fields, role: str | None) -> Json:
+    kind = part.string("type", required=True)
+    _check_breakpoint(part)
     if kind == "refusal" and role == "assistant":
-        return {"type": "refusal", "refusal": read_text(part.get("refusal"), f"{where}.refusal", default="")}
+        return {"type": "refusal", "refusal": part.string("refusal") or ""}
     if kind in ("input_image", "input_video"):
-        what = kind.removeprefix("input_")
         raise invalid(
-            f"{where} holds an image or a video ({what}), but this server has no vision.",
-            "input",
-            "vision_disabled",
+            f"{part.path} is of type {kind}, but this server has no vision.", "input", "vision_disabled"
         )
-    code = {"input_file": "file_inputs_not_supported", "input_audio": "audio_inputs_not_supported"}
-    raise invalid(
-        f"{where} has the type {shown(kind)}, which is not supported.",
-        where,
-        code.get(kind, "content_type_not_supported") if isinstance(kind, str) else None,
-    )
+    if kind not in _TEXT_PARTS:
+        part.refuse("type", f"is {spelled(kind)}, which is not supported", _REFUSED.get(kind, _ODD_PART))
+    text = part.string("text", required=True)
+    if role == "assistant":
+        return {"type": "output_text", "annotations": [], "text": text}
+    return {"type": "input_text", "text": text}
 
 
-def _check_breakpoint(part: Json, where: str) -> None:
+def _check_breakpoint(part: Fields) -> None:
     mark = part.get(_BREAKPOINT)
     if mark is not None and mark != {"mode": "explicit"}:
-        raise invalid(
-            f'{where}.{_BREAKPOINT} must be {{"mode": "explicit"}}, not {shown(mark)}.',
-            f"{where}.{_BREAKPOINT}",
-            "invalid_cache_breakpoint",
-        )
+        part.refuse(_BREAKPOINT, 'must be {"mode": "explicit"}', "invalid_cache_breakpoint")
 
 
-def _reasoning(entry: Json, where: str) -> Json:
-    content, texts = entry.get("content"), []
+def _reasoning(entry: Fields) -> Json:
+    content = entry.get("content")
     if isinstance(content, str):
-        texts = [content]
+        text = content
     else:
-        for index, raw in enumerate(read_list(content, f"{where}.content")):
-            param = f"{where}.content[{index}]"
-            part = read_object(raw, param) or {}
-            texts.append(read_text(part.get("text"), f"{param}.text", default="") or "")
-    sealed_text = read_text(entry.get("encrypted_content"), f"{where}.encrypted_content")
-    text = "".join(texts) or unsealed(sealed_text or "", f"{where}.encrypted_content")
+        text = "".join(part.string("text") or "" for part in entry.objects("content"))
+    seal = entry.string("encrypted_content")
+    if not text and seal is not None:
+        try:
+            text = unsealed(seal)
+        except ValueError as error:
+            entry.refuse("encrypted_content", f"is damaged: {error}", "invalid_encrypted_content")
+    summary = [
+        {"type": "summary_text", "text": part.string("text") or ""} for part in entry.objects("summary")
+    ]
     members: Json = {
-        "status": _status(entry, where),
-        "summary": [
-            {"type": "summary_text", "text": read_text(part.get("text"), f"{where}.summary", default="")}
-            for part in read_list(entry.get("summary"), f"{where}.summary")
-            if isinstance(part, dict)
-        ],
+        "status": _status(entry),
+        "summary": summary,
         "content": [{"type": "reasoning_text", "text": text}] if text else [],
     }
-    if sealed_text is not None:
-        members["encrypted_content"] = sealed_text
+    if seal is not None:
+        members["encrypted_content"] = seal
     return members
 
 
-def _call(entry: Json, where: str) -> Json:
+def _call(entry: Fields) -> Json:
     members: Json = {
-        "status": _status(entry, where),
-        "call_id": read_name(entry.get("call_id"), f"{where}.call_id"),
-        "name": read_name(entry.get("name"), f"{where}.name"),
+        "status": _status(entry),
+        "call_id": _named(entry, "call_id"),
+        "name": _named(entry, "name"),
     }
-    namespace = read_text(entry.get("namespace"), f"{where}.namespace")
+    namespace = entry.string("namespace")
     if namespace:
         members["namespace"] = namespace
     return members
 
 
-def _function_call(entry: Json, where: str) -> Json:
+def _function_call(entry: Fields) -> Json:
     arguments = entry.get("arguments")
     if isinstance(arguments, dict):
         arguments = orjson.dumps(arguments).decode()
-    return {
-        **_call(entry, where),
-        "arguments": read_text(arguments, f"{where}.arguments", default="{}"),
-    }
+    elif arguments is not None:
+        arguments = entry.string("arguments")
+    return {**_call(entry), "arguments": "{}" if arguments is None else arguments}
 
 
-def _custom_call(entry: Json, where: str) -> Json:
-    return {**_call(entry, where), "input": read_text(entry.get("input"), f"{where}.input", default="")}
+def _custom_call(entry: Fields) -> Json:
+    return {**_call(entry), "input": entry.string("input") or ""}
 
 
-def _call_output(entry: Json, where: str) -> Json:
+def _call_output(entry: Fields) -> Json:
     output = entry.get("output")
     if isinstance(output, list):
         for index, part in enumerate(output):
             if isinstance(part, dict):
-                _check_breakpoint(part, f"{where}.output[{index}]")
+                _check_breakpoint(Fields(part, f"{entry.at('output')}[{index}]"))
     elif output is None:
         output = ""
     elif not isinstance(output, str):
         output = orjson.dumps(output).decode()
-    call_id = read_name(entry.get("call_id"), f"{where}.call_id")
-    return {"status": _status(entry, where), "call_id": call_id, "output": output}
+    return {"status": _status(entry), "call_id": _named(entry, "call_id"), "output": output}
 
 
-def _search_call(entry: Json, where: str) -> Json:
+def _search(entry: Fields) -> Json:
+    execution = entry.choice("execution", ("client", "server")) or "client"
+    return {"status": _status(entry), "call_id": entry.string("call_id"), "execution": execution}
+
+
+def _search_call(entry: Fields) -> Json:
     arguments = entry.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = orjson.loads(arguments)
         except orjson.JSONDecodeError:
             arguments = {"query": arguments}
-    return {
-        "status": _status(entry, where),
-        "call_id": read_text(entry.get("call_id"), f"{where}.call_id"),
-        "execution": read_choice(entry.get("execution"), f"{where}.execution", ("client", "server"))
-        or "client",
-        "arguments": arguments if isinstance(arguments, dict) else {},
-    }
+    return {**_search(entry), "arguments": arguments if isinstance(arguments, dict) else {}}
 
 
-def _search_output(entry: Json, where: str) -> Json:
-    return {
-        "status": _status(entry, where),
-        "call_id": read_text(entry.get("call_id"), f"{where}.call_id"),
-        "execution": read_choice(entry.get("execution"), f"{where}.execution", ("client", "server"))
-        or "client",
-        "tools": read_list(entry.get("tools"), f"{where}.tools"),
-    }
+def _search_output(entry: Fields) -> Json:
+    return {**_search(entry), "tools": entry.array("tools") or []}
 
 
-def _additional_tools(entry: Json, where: str) -> Json:
-    role = read_text(entry.get("role"), f"{where}.role", default="developer")
-    return {"role": role, "tools": read_list(entry.get("tools"), f"{where}.tools")}
+def _additional_tools(entry: Fields) -> Json:
+    return {"role": entry.string("role") or "developer", "tools": entry.array("tools") or []}
 
 
-_READERS: dict[str, Callable[[Json, str], Json]] = {
+_READERS: dict[str, Callable[[Fields], Json]] = {
     "message": _message,
     "reasoning": _reasoning,
     "function_call": _function_call,

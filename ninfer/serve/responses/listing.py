@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ninfer.serve.errors import ApiError, invalid
-from ninfer.serve.responses.fields import Json, shown
+from ninfer.serve.fields import spelled
+from ninfer.serve.responses.items import Json
 
 _IMAGES = "message.input_image.image_url"
 
@@ -21,15 +22,15 @@ def listed(items: Sequence[Json], query: Iterable[tuple[str, str]]) -> Json:
                 after = value
             case "limit":
                 if not (value.isascii() and value.isdecimal()) or not 1 <= int(value[:9]) <= 100:
-                    raise _wrong("limit", f"must be a whole number from 1 to 100, not {shown(value)}")
+                    raise _wrong("limit", f"must be a whole number from 1 to 100, not {spelled(value)}")
                 limit = int(value)
             case "order":
                 if value not in ("asc", "desc"):
-                    raise _wrong("order", f"must be asc or desc, not {shown(value)}")
+                    raise _wrong("order", f"must be asc or desc, not {spelled(value)}")
                 order = value
             case "include":
                 if value != _IMAGES:
-                    raise invalid(f"include can't be {shown(value)}.", "include", "include_not_supported")
+                    raise invalid(f"include can't be {spelled(value)}.", "include", "include_not_supported")
                 images = True
             case _:
                 raise invalid(f"Unknown parameter: {name[:80]!r}.", name[:80], "unknown_parameter")
@@ -37,7 +38,7 @@ def listed(items: Sequence[Json], query: Iterable[tuple[str, str]]) -> Json:
     if after is not None:
         ids = [item["id"] for item in rows]
         if after not in ids:
-            raise _wrong("after", f"names no item of this response: {shown(after)}")
+            raise _wrong("after", f"names no item of this response: {spelled(after)}")
         rows = rows[ids.index(after) + 1 :]
     page = rows[:limit]
     return {

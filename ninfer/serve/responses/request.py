@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,22 +10,10 @@ import orjson
 
 from ninfer.frontend.options import EFFORTS
 from ninfer.serve.calls import GenerationRequest, JsonFormat, Protocol
-from ninfer.serve.errors import ApiError, invalid
+from ninfer.serve.errors import invalid
+from ninfer.serve.fields import Fields, spelled
 from ninfer.serve.responses.conversation import messages_of
-from ninfer.serve.responses.fields import (
-    Json,
-    read_choice,
-    read_flag,
-    read_list,
-    read_name,
-    read_number,
-    read_object,
-    read_text,
-    read_whole,
-    refuse_unknown,
-    shown,
-)
-from ninfer.serve.responses.items import normalize
+from ninfer.serve.responses.items import Json, normalize
 from ninfer.serve.responses.store import Record, Store
 from ninfer.serve.responses.tools import Toolbox
 
@@ -115,35 +104,30 @@ class Create:
         return replace(self, generation=replace(self.generation, messages=messages))
 
 
-def read_create(body: Json, store: Store, client: str | None = None) -> Create:
+def read_create(members: Json, store: Store, client: str | None = None) -> Create:
     """Check a create request of the client of that label. Raises ApiError."""
-    _check_body(body, CREATE_FIELDS)
+    body = _read_body(members, CREATE_FIELDS)
     _refuse_platform(body)
     create = _read_common(body, store)
     include = _read_include(body)
-    top = read_whole(body.get("top_logprobs"), "top_logprobs", 0, 20)
+    top = body.integer("top_logprobs", 0, 20)
     _read_hints(body)
     echo = {
         **create.echo,
         "background": False,
-        "max_output_tokens": read_whole(body.get("max_output_tokens"), "max_output_tokens", 0, _U32),
-        "max_tool_calls": read_whole(body.get("max_tool_calls"), "max_tool_calls", 0, _U32),
-        "metadata": _read_metadata(body.get("metadata")),
+        "max_output_tokens": body.integer("max_output_tokens", 0, _U32),
+        "max_tool_calls": body.integer("max_tool_calls", 0, _U32),
+        "metadata": _read_metadata(body),
         "service_tier": "default",
-        "store": read_flag(body.get("store"), "store", True),
+        "store": body.boolean("store") is not False,
         "top_logprobs": top or 0,
     }
-    read_choice(body.get("service_tier"), "service_tier", _TIERS, "service_tier_not_supported")
-    stream_options = read_object(body.get("stream_options"), "stream_options") or {}
-    refuse_unknown(stream_options, ("include_obfuscation", "include_usage"), "stream_options.")
-    for name, value in stream_options.items():
-        read_flag(value, f"stream_options.{name}")
     generation = replace(
         create.generation,
-        stream=read_flag(body.get("stream"), "stream"),
+        stream=body.boolean("stream") or False,
         max_output=echo["max_output_tokens"],
-        temperature=read_number(body.get("temperature"), "temperature", 0, 2),
-        top_p=read_number(body.get("top_p"), "top_p", 0, 1),
+        temperature=body.number("temperature", 0, 2),
+        top_p=body.number("top_p", 0, 1),
         logprobs=top or 0 if top or LOGPROBS in include else None,
         client=client,
     )
@@ -152,47 +136,54 @@ def read_create(body: Json, store: Store, client: str | None = None) -> Create:
     )
 
 
-def read_count(body: Json, store: Store) -> Create:
+def read_count(members: Json, store: Store) -> Create:
     """Check a request to count the tokens of an input. Raises ApiError."""
-    _check_body(body, COUNT_FIELDS)
+    body = _read_body(members, COUNT_FIELDS)
     if body.get("personality") is not None:
-        raise invalid("personality is not supported.", "personality", "personality_not_supported")
+        body.refuse("personality", "is not supported", "personality_not_supported")
     return _read_common(body, store)
 
 
-def _check_body(body: Json, known: frozenset[str]) -> None:
-    refuse_unknown(body, known)
-    nested: Any = body
+def _read_body(members: Json, known: frozenset[str]) -> Fields:
+    body = Fields(members)
+    _refuse_unknown(body, known)
+    nested: Any = members
     for _ in range(_MARGIN):
         nested = [nested]
     try:
         orjson.dumps(nested)
     except orjson.JSONEncodeError as error:
         raise invalid(f"The body can't be stored as JSON, it is nested too deeply: {error}.") from error
+    return body
 
 
-def _read_common(body: Json, store: Store) -> Create:
+def _refuse_unknown(fields: Fields, known: Iterable[str]) -> None:
+    for name in fields.members:
+        if name not in known:
+            raise invalid(
+                f"Unknown parameter: {fields.at(name)[:80]!r}.", fields.at(name)[:80], "unknown_parameter"
+            )
+
+
+def _read_common(body: Fields, store: Store) -> Create:
     if body.get("conversation") is not None:
-        raise invalid(
-            "conversation is not supported; use previous_response_id.",
-            "conversation",
-            "conversations_not_supported",
+        body.refuse(
+            "conversation", "is not supported; use previous_response_id", "conversations_not_supported"
         )
-    model = read_name(body.get("model"), "model")
-    parent = _read_parent(body.get("previous_response_id"), store)
+    model = body.string("model", required=True) or body.refuse("model", "must not be empty")
+    parent = _read_parent(body, store)
     items = tuple(normalize(body.get("input"), store.item))
     history = (*parent.history, *items) if parent else items
     _refuse_twins(history)
-    instructions = read_text(body.get("instructions"), "instructions")
+    instructions = body.string("instructions")
     toolbox = Toolbox(body.get("tools"))
     messages = messages_of(history, toolbox, instructions)
-    text = read_object(body.get("text"), "text") or {}
-    parallel = read_flag(body.get("parallel_tool_calls"), "parallel_tool_calls", True)
-    truncation = read_choice(
-        body.get("truncation"), "truncation", ("auto", "disabled"), "truncation_not_supported"
-    )
-    effort, context = _read_reasoning(body)
-    kwargs = read_object(body.get("chat_template_kwargs"), "chat_template_kwargs") or {}
+    text = body.object("text") or Fields({}, "text")
+    parallel = body.boolean("parallel_tool_calls") is not False
+    truncation = _choice(body, "truncation", ("auto", "disabled"), "truncation_not_supported")
+    reasoning = body.object("reasoning") or Fields({}, "reasoning")
+    effort, context = _read_reasoning(reasoning)
+    kwargs = body.object("chat_template_kwargs") or Fields({}, "chat_template_kwargs")
     inherited = parent.preserve_thinking if parent else None
     stated = (_read_preserve(body, kwargs), context, inherited)
     generation = GenerationRequest(
@@ -200,12 +191,14 @@ def _read_common(body: Json, store: Store) -> Create:
         model=model,
         messages=messages,
         tools=toolbox.tools,
-        tool_choice=toolbox.choice(body.get("tool_choice")),
+        tool_choice=toolbox.choice(body),
         parallel_calls=parallel,
         response_format=_read_format(text),
         effort=effort,
         preserve_thinking=next((flag for flag in stated if flag is not None), None),
-        template_kwargs={name: value for name, value in kwargs.items() if name != "preserve_thinking"},
+        template_kwargs={
+            name: value for name, value in kwargs.members.items() if name != "preserve_thinking"
+        },
     )
     choice = body.get("tool_choice")
     echo = {
@@ -213,8 +206,8 @@ def _read_common(body: Json, store: Store) -> Create:
         "model": model,
         "parallel_tool_calls": parallel,
         "previous_response_id": body.get("previous_response_id"),
-        "reasoning": {"effort": (body.get("reasoning") or {}).get("effort"), "summary": None},
-        "text": {**text, "format": text.get("format") or {"type": "text"}},
+        "reasoning": {"effort": reasoning.get("effort"), "summary": None},
+        "text": {**text.members, "format": text.get("format") or {"type": "text"}},
         "tool_choice": "auto" if choice is None else choice,
         "tools": body.get("tools") or [],
         "truncation": truncation or "disabled",
@@ -222,8 +215,16 @@ def _read_common(body: Json, store: Store) -> Create:
     return Create(generation, items, history, toolbox, instructions, shrink=truncation == "auto", echo=echo)
 
 
-def _read_parent(raw: Any, store: Store) -> Record | None:
-    parent = read_text(raw, "previous_response_id")
+def _choice(fields: Fields, name: str, choices: tuple[str, ...], code: str) -> str | None:
+    """One of some words, refused with a code of its own."""
+    value = fields.string(name)
+    if value is not None and value not in choices:
+        fields.refuse(name, f"must be one of {', '.join(choices)}, not {spelled(value)}", code)
+    return value
+
+
+def _read_parent(body: Fields, store: Store) -> Record | None:
+    parent = body.string("previous_response_id")
     return None if parent is None else store.get(parent, "previous_response_id")
 
 
@@ -238,104 +239,90 @@ def _refuse_twins(history: tuple[Json, ...]) -> None:
         seen.add(item["id"])
 
 
-def _refuse_platform(body: Json) -> None:
+def _refuse_platform(body: Fields) -> None:
     """What needs OpenAI's platform behind it."""
-    if read_flag(body.get("background"), "background"):
-        raise invalid("background is not supported; use stream.", "background", "background_not_supported")
+    if body.boolean("background"):
+        body.refuse("background", "is not supported; use stream", "background_not_supported")
     for name, code in (
         ("prompt", "prompt_templates_not_supported"),
         ("context_management", "context_management_not_supported"),
         ("moderation", "moderation_not_supported"),
     ):
         if body.get(name) not in (None, [], {}):
-            raise invalid(f"{name} is not supported.", name, code)
+            body.refuse(name, "is not supported", code)
 
 
-def _read_include(body: Json) -> list[str]:
-    include = read_list(body.get("include"), "include")
+def _read_include(body: Fields) -> list[Any]:
+    include = body.array("include") or []
     for name in include:
         if name not in _INCLUDES:
-            raise invalid(f"include can't be {shown(name)}.", "include", "include_not_supported")
+            body.refuse("include", f"can't be {spelled(name)}", "include_not_supported")
     return include
 
 
-def _read_metadata(raw: Any) -> Json:
-    metadata = read_object(raw, "metadata") or {}
-    if len(metadata) > 16:
-        raise invalid(f"metadata has {len(metadata)} pairs; at most 16 are allowed.", "metadata")
-    for name, value in metadata.items():
+def _read_metadata(body: Fields) -> Json:
+    metadata = body.object("metadata") or Fields({})
+    if len(metadata.members) > 16:
+        body.refuse("metadata", f"has {len(metadata.members)} pairs; at most 16 are allowed")
+    for name in metadata.members:
         if len(name) > 64:
-            raise invalid(
-                f"A key of metadata has {len(name)} characters; at most 64 are allowed.", "metadata"
-            )
-        if read_text(value, f"metadata.{name}", most=512) is None:
-            raise invalid(f"metadata.{name} must be a string, not null.", "metadata")
-    return metadata
+            body.refuse("metadata", f"has a key of {len(name)} characters; at most 64 are allowed")
+        metadata.string(name, most=512, required=True)
+    return dict(metadata.members)
 
 
-def _read_hints(body: Json) -> None:
-    """Hints that are checked and have no effect: the prefix cache needs none."""
-    read_object(body.get("client_metadata"), "client_metadata")
-    read_text(body.get("prompt_cache_key"), "prompt_cache_key", most=64)
-    read_text(body.get("safety_identifier"), "safety_identifier", most=128)
-    read_text(body.get("user"), "user")
-    retention = ("in_memory", "in-memory", "24h")
-    read_choice(body.get("prompt_cache_retention"), "prompt_cache_retention", retention)
-    options = read_object(body.get("prompt_cache_options"), "prompt_cache_options") or {}
-    read_choice(options.get("mode"), "prompt_cache_options.mode", ("implicit", "explicit"))
-    read_text(options.get("ttl"), "prompt_cache_options.ttl")
+def _read_hints(body: Fields) -> None:
+    """What is checked and has no effect: the prefix cache needs no hints, and there is one service tier."""
+    body.object("client_metadata")
+    body.string("prompt_cache_key", most=64)
+    body.string("safety_identifier", most=128)
+    body.string("user")
+    body.choice("prompt_cache_retention", ("in_memory", "in-memory", "24h"))
+    options = body.object("prompt_cache_options") or Fields({})
+    options.choice("mode", ("implicit", "explicit"))
+    options.string("ttl")
+    _choice(body, "service_tier", _TIERS, "service_tier_not_supported")
+    options = body.object("stream_options") or Fields({})
+    _refuse_unknown(options, ("include_obfuscation", "include_usage"))
+    for name in options.members:
+        options.boolean(name)
 
 
-def _read_reasoning(body: Json) -> tuple[str | None, bool | None]:
+def _read_reasoning(reasoning: Fields) -> tuple[str | None, bool | None]:
     """The effort, and whether reasoning of earlier turns stays in the prompt."""
-    reasoning = read_object(body.get("reasoning"), "reasoning") or {}
-    refuse_unknown(reasoning, ("effort", "summary", "generate_summary", "context", "mode"), "reasoning.")
-    allowed = (*EFFORTS, "adaptive", "default", "auto")
-    effort = read_choice(reasoning.get("effort"), "reasoning.effort", allowed)
+    _refuse_unknown(reasoning, ("effort", "summary", "generate_summary", "context", "mode"))
+    effort = reasoning.choice("effort", (*EFFORTS, "adaptive", "default", "auto"))
     for name in ("summary", "generate_summary", "mode"):
-        read_text(reasoning.get(name), f"reasoning.{name}")
+        reasoning.string(name)
     contexts = ("auto", "current_turn", "all_turns")
-    context = read_choice(
-        reasoning.get("context"), "reasoning.context", contexts, "reasoning_option_not_supported"
-    )
+    context = _choice(reasoning, "context", contexts, "reasoning_option_not_supported")
     keep = {"current_turn": False, "all_turns": True}.get(context or "")
     return None if effort in ("default", "auto") else effort, keep
 
 
-def _read_preserve(body: Json, kwargs: Json) -> bool | None:
+def _read_preserve(body: Fields, kwargs: Fields) -> bool | None:
     """`preserve_thinking`, as a field or a template argument; two that differ are refused."""
-    flags = set()
-    for prefix, values in (("", body), ("chat_template_kwargs.", kwargs)):
-        if values.get("preserve_thinking") is not None:
-            flags.add(read_flag(values["preserve_thinking"], f"{prefix}preserve_thinking"))
-    if len(flags) > 1:
-        raise invalid(
-            "preserve_thinking and chat_template_kwargs.preserve_thinking differ; send one of them.",
+    field, argument = body.boolean("preserve_thinking"), kwargs.boolean("preserve_thinking")
+    if field is not None and argument is not None and field != argument:
+        body.refuse(
             "preserve_thinking",
+            "differs from chat_template_kwargs.preserve_thinking; send one of them",
             "conflicting_template_option",
         )
-    return flags.pop() if flags else None
+    return argument if field is None else field
 
 
-def _read_format(text: Json) -> JsonFormat | None:
-    refuse_unknown(text, ("format", "verbosity"), "text.")
-    read_choice(text.get("verbosity"), "text.verbosity", ("low", "medium", "high"))
-    form = read_object(text.get("format"), "text.format") or {"type": "text"}
-    kind = form.get("type")
-    if kind == "text":
+def _read_format(text: Fields) -> JsonFormat | None:
+    _refuse_unknown(text, ("format", "verbosity"))
+    text.choice("verbosity", ("low", "medium", "high"))
+    form = text.object("format")
+    if form is None:
         return None
-    if kind == "json_object":
-        return JsonFormat()
-    if kind != "json_schema":
-        raise ApiError(
-            400,
-            f"text.format.type must be text, json_object or json_schema, not {shown(kind)}.",
-            param="text.format.type",
-            code="structured_outputs_not_supported",
-        )
-    read_name(form.get("name"), "text.format.name")
-    read_flag(form.get("strict"), "text.format.strict")
-    schema = form.get("schema")
-    if not isinstance(schema, dict):
-        raise invalid(f"text.format.schema must be an object, not {shown(schema)}.", "text.format.schema")
-    return JsonFormat(schema)
+    form.string("type", required=True)
+    kind = _choice(form, "type", ("text", "json_object", "json_schema"), "structured_outputs_not_supported")
+    if kind == "json_schema":
+        form.string("name", required=True)
+        form.boolean("strict")
+        schema = form.object("schema")
+        return JsonFormat(form.refuse("schema", "is missing") if schema is None else dict(schema.members))
+    return JsonFormat() if kind == "json_object" else None

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from ninfer.events import FinishReason
 from ninfer.serve.calls import Alternative, TokenLogprob, Usage
 from ninfer.serve.errors import ApiError
-from ninfer.serve.responses.fields import Json
-from ninfer.serve.responses.items import new_id, sealed
+from ninfer.serve.responses.items import Json, new_id, sealed
 from ninfer.serve.responses.request import Create
 from ninfer.serve.responses.tools import Declared
 

@@ -23,7 +23,7 @@ from ninfer.serve.http import (
     until_disconnect,
 )
 from ninfer.serve.responses import schema
-from ninfer.serve.responses.fields import Json
+from ninfer.serve.responses.items import Json
 from ninfer.serve.responses.listing import listed
 from ninfer.serve.responses.request import Create, read_count, read_create
 from ninfer.serve.responses.response import begun

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import orjson
 
 from ninfer.serve.errors import ApiError, invalid
-from ninfer.serve.responses.fields import Json
+from ninfer.serve.responses.items import Json
 
 
 @dataclass(frozen=True)

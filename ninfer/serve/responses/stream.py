@@ -13,8 +13,7 @@ from ninfer.serve.calls import AnswerEvent, CallArguments, CallBegan, CallEnded,
 from ninfer.serve.errors import ApiError
 from ninfer.serve.responses import response
 from ninfer.serve.responses.custom import InputText
-from ninfer.serve.responses.fields import Json
-from ninfer.serve.responses.items import new_id
+from ninfer.serve.responses.items import Json, new_id
 from ninfer.serve.responses.tools import Declared, Toolbox
 
 _CALL_PREFIXES = {"function": "fc_", "custom": "ctc_", "search": "tsc_"}

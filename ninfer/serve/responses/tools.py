@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ninfer.serve.calls import Tool, ToolChoice
-from ninfer.serve.errors import ApiError, invalid
-from ninfer.serve.responses.fields import Json, read_flag, read_list, read_object, read_text, shown
+from ninfer.serve.errors import invalid
+from ninfer.serve.fields import Fields, spelled
 
 SEARCH = "tool_search"
 DEFAULT_NAMESPACE = "functions"
@@ -23,7 +23,18 @@ DEFAULT_NAMESPACE = "functions"
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # Clients that bridge other systems use dots (MCP servers in editors), spaces (OpenFox), slashes, colons.
 _ACCEPTED = re.compile(r"[^\s<>\"'={}]([^<>\"'={}\x00-\x1f\x7f]{0,126}[^\s<>\"'={}])?")
-_HOSTED_CHOICES = "a tool that runs on OpenAI's servers can't be forced here"
+_CALLED = ("function", "custom", SEARCH)
+_EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
+_INPUT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+_QUERY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"query": {"type": "string"}},
+    "required": ["query"],
+}
 
 Kind = Literal["function", "custom", "search"]
 
@@ -110,42 +121,32 @@ class Toolbox:
                 return same[0]
         return direct
 
-    def choice(self, raw: Any) -> ToolChoice:
+    def choice(self, body: Fields) -> ToolChoice:
         """What `tool_choice` means. Raises ApiError for a tool that isn't declared or can't be forced."""
+        raw = body.get("tool_choice")
         if raw is None or raw == "auto":
             return ToolChoice()
         if raw == "none":
             return ToolChoice("none")
         if raw == "required":
             return ToolChoice("required", self._some(None))
-        if not isinstance(raw, dict):
-            raise invalid(
-                f"tool_choice must be auto, none, required or an object, not {shown(raw)}.", "tool_choice"
-            )
-        kind = raw.get("type")
+        if isinstance(raw, str):
+            body.refuse("tool_choice", f"must be auto, none, required or an object, not {spelled(raw)}")
+        fields = Fields(raw, "tool_choice")
+        kind = fields.get("type")
         if kind == "allowed_tools":
-            return self._allowed(raw)
-        if kind in ("function", "custom", SEARCH):
-            name = self._chosen(raw, "tool_choice")
-            return ToolChoice("required", (name,))
-        raise invalid(
-            f"tool_choice of type {shown(kind)} is not supported: {_HOSTED_CHOICES}.",
-            "tool_choice",
-            "tool_choice_not_supported",
-        )
-
-    def _allowed(self, raw: Json) -> ToolChoice:
-        mode = raw.get("mode", "auto")
-        if mode not in ("auto", "required"):
-            raise invalid(
-                f"tool_choice.mode must be auto or required, not {shown(mode)}.", "tool_choice.mode"
+            return self._allowed(fields)
+        if kind not in _CALLED:
+            fields.refuse(
+                "type",
+                f"is {spelled(kind)}, which is not supported: OpenAI's own tools can't be forced here",
+                "tool_choice_not_supported",
             )
-        names = []
-        for index, entry in enumerate(read_list(raw.get("tools"), "tool_choice.tools")):
-            param = f"tool_choice.tools[{index}]"
-            entry = read_object(entry, param) or {}
-            if entry.get("type") in ("function", "custom", SEARCH):
-                names.append(self._chosen(entry, param))
+        return ToolChoice("required", (self._chosen(fields),))
+
+    def _allowed(self, fields: Fields) -> ToolChoice:
+        mode = fields.choice("mode", ("auto", "required"))
+        names = [self._chosen(entry) for entry in fields.objects("tools") if entry.get("type") in _CALLED]
         if mode == "required":
             return ToolChoice("required", self._some(names))
         return ToolChoice("auto", tuple(names)) if names else ToolChoice("none")
@@ -157,18 +158,16 @@ class Toolbox:
             )
         return None if names is None else tuple(names)
 
-    def _chosen(self, raw: Json, param: str) -> str:
-        if raw["type"] == SEARCH:
-            name = SEARCH
-        else:
-            named = raw.get("name")
-            if named is None and isinstance(raw.get("function"), dict):
-                named = raw["function"].get("name")
-            if not isinstance(named, str):
-                raise invalid(f"{param}.name must be a string, not {shown(named)}.", f"{param}.name")
-            name = self.find(named, read_text(raw.get("namespace"), f"{param}.namespace"))
+    def _chosen(self, fields: Fields) -> str:
+        name = SEARCH
+        if fields.get("type") != SEARCH:
+            inner = fields if fields.get("name") is not None else fields.object("function") or fields
+            named = inner.string("name", required=True) or ""
+            name = self.find(named, fields.string("namespace"))
         if name not in self._declared:
-            raise invalid(f"{param} names the tool {name!r:.80}, which tools doesn't declare.", param)
+            raise invalid(
+                f"{fields.path} names the tool {name!r:.80}, which tools doesn't declare.", fields.path
+            )
         return name
 
 
@@ -191,93 +190,72 @@ def _with_loadable(search: Declared, hidden: list[Declared]) -> Declared:
 def _read_tools(raw: Any, param: str) -> list[Declared]:
     """Every tool that the model can call, namespaces flattened, in order."""
     found = []
-    for index, entry in enumerate(read_list(raw, param)):
-        where = f"{param}[{index}]"
-        entry = read_object(entry, where) or {}
-        kind = entry.get("type")
-        if not isinstance(kind, str):
-            raise invalid(f"{where}.type must be a string, not {shown(kind)}.", f"{where}.type")
+    for entry in Fields({param: raw}).objects(param):
+        kind = entry.string("type", required=True)
         if kind == "namespace":
-            found += _read_namespace(entry, where)
-        elif kind == SEARCH:
-            if entry.get("execution") == "client":
-                found.append(_read_search(entry, where))
+            found += _read_namespace(entry)
+        elif kind == SEARCH and entry.get("execution") == "client":
+            found.append(_read_search(entry))
         elif kind in ("function", "custom"):
-            found.append(_read_tool(entry, where, None, None))
+            found.append(_read_tool(entry, None, None))
     return found
 
 
-def _read_namespace(entry: Json, where: str) -> list[Declared]:
-    name = _read_name(entry.get("name"), f"{where}.name")
-    description = read_text(entry.get("description"), f"{where}.description")
-    found = []
-    for index, inner in enumerate(read_list(entry.get("tools"), f"{where}.tools")):
-        inner_where = f"{where}.tools[{index}]"
-        inner = read_object(inner, inner_where) or {}
-        if inner.get("type") in ("function", "custom"):
-            found.append(_read_tool(inner, inner_where, name, description))
-    return found
+def _read_namespace(entry: Fields) -> list[Declared]:
+    name, description = _read_name(entry), entry.string("description")
+    return [
+        _read_tool(inner, name, description)
+        for inner in entry.objects("tools")
+        if inner.get("type") in ("function", "custom")
+    ]
 
 
-def _read_tool(entry: Json, where: str, namespace: str | None, about: str | None) -> Declared:
-    if entry["type"] == "function" and "name" not in entry and isinstance(entry.get("function"), dict):
-        entry = {"type": "function", **entry["function"]}  # the form of Chat Completions
-    name = _read_name(entry.get("name"), f"{where}.name")
-    texts = [about, read_text(entry.get("description"), f"{where}.description")]
-    if entry["type"] == "custom":
-        kind: Kind = "custom"
-        texts.append(_read_format(entry.get("format"), f"{where}.format"))
-        parameters: Json = {
-            "type": "object",
-            "properties": {"input": {"type": "string"}},
-            "required": ["input"],
-        }
-        strict = False
+def _read_tool(entry: Fields, namespace: str | None, about: str | None) -> Declared:
+    kind: Kind = "custom" if entry.get("type") == "custom" else "function"
+    inner = entry.object("function") if kind == "function" and entry.get("name") is None else None
+    entry = inner or entry  # the form of Chat Completions
+    name = _read_name(entry)
+    texts = [about, entry.string("description")]
+    if kind == "custom":
+        texts.append(_read_format(entry))
+        parameters = _INPUT
     else:
-        kind = "function"
-        given = read_object(entry.get("parameters"), f"{where}.parameters")
-        parameters = {"type": "object", "properties": {}} if given is None else given
-        strict = read_flag(entry.get("strict"), f"{where}.strict")
+        given = entry.object("parameters")
+        parameters = _EMPTY if given is None else given.members
     if namespace == DEFAULT_NAMESPACE:
         namespace = None
-    return Declared(
-        kind,
-        name,
-        namespace,
-        Tool(engine_name(namespace, name), parameters, "\n\n".join(filter(None, texts)) or None, strict),
-        read_flag(entry.get("defer_loading"), f"{where}.defer_loading"),
+    tool = Tool(
+        engine_name(namespace, name),
+        parameters,
+        "\n\n".join(filter(None, texts)) or None,
+        kind == "function" and (entry.boolean("strict") or False),
     )
+    return Declared(kind, name, namespace, tool, entry.boolean("defer_loading") or False)
 
 
-def _read_search(entry: Json, where: str) -> Declared:
-    parameters = read_object(entry.get("parameters"), f"{where}.parameters") or {
-        "type": "object",
-        "properties": {"query": {"type": "string"}},
-        "required": ["query"],
-    }
-    description = read_text(entry.get("description"), f"{where}.description")
-    tool = Tool(SEARCH, parameters, description or "Searches for further tools and makes them callable.")
-    return Declared("search", SEARCH, None, tool)
+def _read_search(entry: Fields) -> Declared:
+    given = entry.object("parameters")
+    description = entry.string("description") or "Searches for further tools and makes them callable."
+    return Declared("search", SEARCH, None, Tool(SEARCH, given.members if given else _QUERY, description))
 
 
-def _read_format(raw: Any, param: str) -> str:
+def _read_format(entry: Fields) -> str:
     """What a custom tool's input must look like, in words for the model."""
-    form = read_object(raw, param) or {}
-    if form.get("type") != "grammar":
+    form = entry.object("format")
+    if form is None or form.get("type") != "grammar":
         return "`input` is free text."
-    form = {**form, **(read_object(form.get("grammar"), f"{param}.grammar") or {})}
-    syntax = read_text(form.get("syntax"), f"{param}.syntax") or "lark"
-    definition = read_text(form.get("definition"), f"{param}.definition") or ""
+    form = form.object("grammar") or form  # as Chat Completions nests it
+    syntax, definition = form.string("syntax") or "lark", form.string("definition") or ""
     return f"`input` is free text that follows this grammar ({syntax}):\n{definition}"
 
 
-def _read_name(raw: Any, param: str) -> str:
-    if not isinstance(raw, str) or not _ACCEPTED.fullmatch(raw):
-        raise ApiError(
-            400,
-            f"{param} must have 1 to 128 characters, none of them < > = {{ }} or a quote, and no space at its"
-            f" ends, not {shown(raw)}.",
-            param=param,
-            code="invalid_tool_name",
+def _read_name(entry: Fields) -> str:
+    name = entry.get("name")
+    if not isinstance(name, str) or not _ACCEPTED.fullmatch(name):
+        entry.refuse(
+            "name",
+            "must have 1 to 128 characters, none of them < > = { } or a quote, and no space at its ends, "
+            f"not {spelled(name)}",
+            "invalid_tool_name",
         )
-    return raw
+    return name

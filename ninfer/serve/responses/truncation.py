@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ninfer.serve.errors import ApiError
-from ninfer.serve.responses.fields import Json
+from ninfer.serve.responses.items import Json
 from ninfer.serve.responses.request import Create
 
 if TYPE_CHECKING:

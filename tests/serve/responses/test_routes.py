@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -12,8 +13,21 @@ from ninfer.engine import Output
 from ninfer.errors import QueueTimeoutError
 from ninfer.events import Channel, FinishReason
 from ninfer.serve.server import Server
-from tests.serve.fakes import MODEL, Call, FakeLink, Recorder, logprob, make_server, says, thinks
+from tests.serve.fakes import (
+    MODEL,
+    Call,
+    FakeLink,
+    Recorder,
+    call_text,
+    calls,
+    logprob,
+    make_server,
+    says,
+    thinks,
+)
 from tests.serve.responses.support import (
+    PATCH,
+    SEARCH,
     WEATHER,
     app,
     check_response,
@@ -360,7 +374,8 @@ async def test_keep_alives_while_nothing_comes() -> None:
 async def test_the_sdk_reads_answers_and_streams() -> None:
     link = FakeLink(says(thinks("Hm."), "Hello", " there."))
     server = make_server(link)
-    sdk = AsyncOpenAI(base_url="http://test/v1", api_key="x", http_client=client(server), max_retries=0)
+    http: Any = client(server)
+    sdk = AsyncOpenAI(base_url="http://test/v1", api_key="x", http_client=http, max_retries=0)
     response = await sdk.responses.create(model=MODEL, input="hi")
     assert response.output_text == "Hello there."
     assert (await sdk.responses.retrieve(response.id)).output_text == "Hello there."
@@ -374,3 +389,77 @@ async def test_the_sdk_reads_answers_and_streams() -> None:
     assert counted.input_tokens > 0
     assert await sdk.responses.delete(response.id) is None
     await sdk.close()
+
+
+NAMESPACE = {"type": "namespace", "name": "crm", "description": "Customers.", "tools": [WEATHER]}
+
+
+async def test_calls_in_a_stream_and_what_a_client_sends_back() -> None:
+    patch = '*** Begin Patch\n+ <a> & "b" \\n é\n*** End Patch'
+    written = call_text("crm__weather", city="Oslo") + "\n" + call_text("apply_patch", input=patch)
+    pieces = [written[i : i + 7] for i in range(0, len(written), 7)]
+    turn = says(thinks("Hm."), "Look:\n", *map(calls, pieces))
+    link = FakeLink(turn, turn, says("done."))
+    server = make_server(link)
+    asked = body(tools=[NAMESPACE, PATCH], store=False, preserve_thinking=True,
+                 include=["reasoning.encrypted_content"])  # fmt: skip
+    async with client(server) as http:
+        events = checked_events((await http.post("/responses", json={**asked, "stream": True})).content)
+        response = events[-1]["response"]
+        whole = check_response((await http.post("/responses", json=asked)).json())
+        reasoning, message, weather, custom = response["output"]
+        assert message["content"][0]["text"] == "Look:"
+        assert (weather["namespace"], weather["name"]) == ("crm", "weather")
+        assert json.loads(weather["arguments"]) == {"city": "Oslo"}
+        assert (custom["type"], custom["input"]) == ("custom_tool_call", patch)
+        deltas = [event["type"].split(".")[1] for event in events if event["type"].endswith(".delta")]
+        assert deltas.count("function_call_arguments") > 1
+        assert deltas.count("custom_tool_call_input") > 3
+        bare = [[{**item, "id": "", "call_id": ""} for item in made["output"]] for made in (response, whole)]
+        assert bare[0] == bare[1]
+
+        history = [
+            user("hi"), {**reasoning, "content": None}, message, weather, custom,
+            {"type": "function_call_output", "call_id": weather["call_id"], "output": "Fine."},
+            {"type": "custom_tool_call_output", "call_id": custom["call_id"], "output": "Done."},
+        ]  # fmt: skip
+        await http.post("/responses", json={**asked, "input": history})
+    # The model reads its own words again, so that the prefix with them can be reused.
+    first, *_, last = link.jobs
+    assert last.prompt.text.startswith(first.prompt.text)
+    continued = last.prompt.text[len(first.prompt.text) :]
+    assert continued.startswith("Hm.\n</think>\n\nLook:\n\n" + written)
+    assert continued.index("Fine.") < continued.index("Done.")
+
+
+async def test_parallel_calls_and_choices_reach_the_engine() -> None:
+    link = FakeLink(says(calls(call_text("weather", city="Oslo"))))
+    server = make_server(link)
+    response = (await post(server, **body(tools=[WEATHER], parallel_tool_calls=False))).json()
+    assert [item["type"] for item in response["output"]] == ["function_call"]
+    assert link.jobs[0].options.single_call is True
+    # What may not be called is text.
+    none = (await post(server, **body(tools=[WEATHER], tool_choice="none"))).json()
+    assert [item["type"] for item in none["output"]] == ["message"]
+    assert "<tool_call>" in none["output"][0]["content"][0]["text"]
+
+
+async def test_a_search_loads_a_tool_that_is_called_then() -> None:
+    search = call_text("tool_search", query="mail")
+    link = FakeLink(says(calls(search)), says(calls(call_text("crm__weather", city="Oslo"))))
+    server = make_server(link)
+    async with client(server) as http:
+        asked = body(tools=[SEARCH], stream=True)
+        events = checked_events((await http.post("/responses", json=asked)).content)
+        (found,) = events[-1]["response"]["output"]
+        assert (found["type"], found["execution"], found["arguments"]) == (
+            "tool_search_call", "client", {"query": "mail"},
+        )  # fmt: skip
+        loaded = {"type": "tool_search_output", "call_id": found["call_id"], "execution": "client",
+                  "status": "completed", "tools": [NAMESPACE]}  # fmt: skip
+        again = {**asked, "input": [loaded], "previous_response_id": events[-1]["response"]["id"]}
+        events = checked_events((await http.post("/responses", json=again)).content)
+        (call,) = events[-1]["response"]["output"]
+        assert (call["namespace"], call["name"]) == ("crm", "weather")
+    assert link.jobs[1].prompt.text.startswith(link.jobs[0].prompt.text)
+    assert '"name": "crm__weather"' in link.jobs[1].prompt.text

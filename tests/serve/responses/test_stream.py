@@ -190,8 +190,8 @@ def test_reasoning_is_sealed_when_asked_for() -> None:
     events = play([text("Grüß", "reasoning"), text("a"), done()], include=["reasoning.encrypted_content"])
     sealed = events[-1]["response"]["output"][0]["encrypted_content"]
     assert sealed.startswith("ninfer-reasoning.v1:")
-    assert unsealed(sealed, "x") == "Grüß"
-    assert unsealed("gAAAA-of-another-server", "x") == ""
+    assert unsealed(sealed) == "Grüß"
+    assert unsealed("gAAAA-of-another-server") == ""
 
 
 def test_log_probabilities_stand_with_their_text() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ninfer.serve.calls import ToolChoice
 from ninfer.serve.errors import ApiError
+from ninfer.serve.fields import Fields
 from ninfer.serve.responses.tools import Toolbox, engine_name
 from tests.serve.responses.support import PATCH, SEARCH, WEATHER
 
@@ -143,7 +144,9 @@ def test_a_later_declaration_replaces_an_earlier_one() -> None:
     ],
 )  # fmt: skip
 def test_choices(raw: Any, expected: ToolChoice) -> None:
-    assert Toolbox([WEATHER, PATCH, SEARCH, NAMESPACE, *HOSTED]).choice(raw) == expected
+    assert (
+        Toolbox([WEATHER, PATCH, SEARCH, NAMESPACE, *HOSTED]).choice(Fields({"tool_choice": raw})) == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,14 +167,14 @@ def test_choices(raw: Any, expected: ToolChoice) -> None:
 )
 def test_choices_that_cannot_be(raw: Any, code: str | None) -> None:
     with pytest.raises(ApiError) as caught:
-        Toolbox([WEATHER]).choice(raw)
+        Toolbox([WEATHER]).choice(Fields({"tool_choice": raw}))
     assert (caught.value.status, caught.value.code) == (400, code)
     assert (caught.value.param or "").startswith("tool_choice")
 
 
 def test_nothing_can_be_required_of_no_tools() -> None:
     with pytest.raises(ApiError, match="no tool can be called"):
-        Toolbox(HOSTED).choice("required")
+        Toolbox(HOSTED).choice(Fields({"tool_choice": "required"}))
 
 
 @pytest.mark.parametrize(
