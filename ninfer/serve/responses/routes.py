@@ -105,27 +105,33 @@ def _add_creation(api: APIRouter, server: Server, store: Store) -> None:
 
 def _add_resources(api: APIRouter, store: Store) -> None:
     @api.get("/{response_id}", **schema.RETRIEVE)
-    async def retrieve(response_id: str, request: Request) -> Response:
+    async def retrieve(request: Request) -> Response:
         _check_query(request)
-        return json_response(store.get(response_id).response)
+        return json_response(store.get(_named(request)).response)
 
     @api.delete("/{response_id}", **schema.DELETE)
-    async def delete(response_id: str) -> Response:
-        store.delete(response_id)
-        return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
+    async def delete(request: Request) -> Response:
+        store.delete(_named(request))
+        return json_response({"id": _named(request), "object": "response.deleted", "deleted": True})
 
     @api.get("/{response_id}/input_items", **schema.ITEMS)
-    async def input_items(response_id: str, request: Request) -> Response:
-        return json_response(listed(store.get(response_id).items, request.query_params.multi_items()))
+    async def input_items(request: Request) -> Response:
+        items = store.get(_named(request)).items
+        return json_response(listed(items, request.query_params.multi_items()))
 
     @api.post("/{response_id}/cancel", **schema.CANCEL)
-    async def cancel(response_id: str) -> Response:
-        store.get(response_id)
+    async def cancel(request: Request) -> Response:
+        store.get(_named(request))
         raise invalid(
             "Only responses made in the background can be cancelled, and this server makes none; close the"
             " connection to stop an answer.",
             code="background_not_supported",
         )
+
+
+def _named(request: Request) -> str:
+    """The response's id in the path."""
+    return request.path_params["response_id"]
 
 
 def _check_query(request: Request) -> None:
