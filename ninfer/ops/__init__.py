@@ -27,7 +27,9 @@ from ninfer.ops.sampling import (
     clear_counts,
     count_tokens,
     draw,
+    mask_words,
     sample,
+    token_logprobs,
     uniform,
 )
 from ninfer.ops.weights import Encoded, Matrix, RowSpan
@@ -70,6 +72,7 @@ __all__ = [
     "linear_bytes",
     "linear_swiglu",
     "logits",
+    "mask_words",
     "paged_attention",
     "qk_prepare",
     "recorded_attention",
@@ -78,5 +81,6 @@ __all__ = [
     "sample",
     "sigmoid_mul",
     "swiglu_bytes",
+    "token_logprobs",
     "uniform",
 ]
