@@ -21,6 +21,7 @@ from ninfer.ops.norms import gated_rms_norm, rms_norm
 from ninfer.ops.recording import Recording
 from ninfer.ops.rope import Rope
 from ninfer.ops.sampling import (
+    CANDIDATES,
     Draws,
     Purpose,
     SamplingParams,
@@ -43,6 +44,7 @@ from ninfer.ops.workspace import (
 )
 
 __all__ = [
+    "CANDIDATES",
     "CHUNK",
     "PAGE",
     "RECORD_COLUMNS",
