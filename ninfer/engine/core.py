@@ -33,6 +33,8 @@ from ninfer.runtime.pages import PagePool
 from ninfer.runtime.plan import Plan
 from ninfer.runtime.slots import SlotPool
 
+_NONE: list[int] = []
+"""The drafts of those that have none; never changed."""
 _FORKED = "the engine works in the process that this one was forked from"
 
 
@@ -273,8 +275,9 @@ class Core:
         self._stats.select(ticket)
         ticket.mailbox.put(Started(len(ticket.request.prompt), ticket.reused))
 
-    # Units of work. Each takes over from the boundary at `begin`; the host's time in it is that of writing the
-    # record, of what follows the Program until it is known what was drawn, and of committing and publishing.
+    # Units of work. Each takes over from the boundary at `begin`; the host's time in it is that of writing
+    # the record, of what follows the Program until it is known what was drawn, and of committing and
+    # publishing.
 
     def _do(self, record: np.ndarray) -> float:
         """Have the Program do a unit; what it yields stands in `_results`. Device seconds."""
@@ -328,17 +331,21 @@ class Core:
         lanes, tickets, sequences = [], [], []
         drafts: list[list[int]] = []
         masked: list[tuple[int, int]] = []
+        told: list[int] = []
         for lane, ticket in enumerate(self._lanes):
             if ticket is not None and ticket.state is State.DECODE_READY:
                 assert ticket.sequence is not None
-                draft: list[int] = []
+                draft = _NONE
                 if self._drafts is not None:
                     draft = propose(self._drafts, ticket, self.plan, self._public_tokens)
-                if ticket.constrained:
-                    columns = self._mask(ticket, len(lanes), draft)
-                    if columns is None:
-                        continue
-                    masked.append((len(lanes), columns))
+                if not ticket.plain:
+                    if ticket.constrained:
+                        columns = self._mask(ticket, len(lanes), draft)
+                        if columns is None:
+                            continue
+                        masked.append((len(lanes), columns))
+                    if ticket.request.logprobs is not None:
+                        told.append(len(lanes))
                 lanes.append(lane)
                 tickets.append(ticket)
                 sequences.append(ticket.sequence)
@@ -355,9 +362,8 @@ class Core:
         known = perf_counter()
         steps = [preview(ticket, offer) for ticket, offer in zip(tickets, offers, strict=True)]
         counts = [0 if isinstance(step, Exception) else step.committed for step in steps]
-        for row, (ticket, step) in enumerate(zip(tickets, steps, strict=True)):
-            if ticket.request.logprobs is not None:
-                self._results.collect(ticket, step, row * width)
+        for row in told:
+            self._results.collect(tickets[row], steps[row], row * width)
         if width == 1:
             for sequence in sequences:
                 sequence.advance(1)
@@ -436,7 +442,7 @@ class Core:
         except Exception as error:
             self._fail(ticket, error)
             return None
-        if columns:
+        if columns and drafts:
             del drafts[columns - 1 :]
         return columns
 

@@ -158,6 +158,7 @@ class Ticket:
 
     def __post_init__(self) -> None:
         self.constrained = self.session.constrained
+        self.plain = not self.constrained and self.request.logprobs is None
 
     def statistics(self, reason: FinishReason, now: float, work: HostWork = _NO_WORK) -> Statistics:
         """`work`: the engine's so far."""

@@ -71,13 +71,13 @@ def preview(ticket: Ticket, tokens: list[int]) -> Step | Exception:
 
 def publish(ticket: Ticket, step: Step, now: float, *, last: bool = False) -> None:
     """Send a step's text, and with the first content what is known of its tokens; `last`: nothing follows."""
-    if not step.deltas:
+    deltas = step.deltas
+    if not deltas:
         return
-    seconds = 0.0 if ticket.first_token is None else now - ticket.first_token
-    remaining = len(step.deltas)
-    for delta in step.deltas:
-        remaining -= 1
-        logprobs: tuple[TokenLogprob, ...] = ()
-        if ticket.logprobs and (delta.channel is Channel.CONTENT or (last and not remaining)):
-            logprobs, ticket.logprobs = tuple(ticket.logprobs), []
-        ticket.mailbox.put_text(Output(delta.channel, delta.text, logprobs, len(ticket.output), seconds))
+    first, generated, told = ticket.first_token, len(ticket.output), ()
+    seconds = 0.0 if first is None else now - first
+    for delta in deltas:
+        if ticket.logprobs and (delta.channel is Channel.CONTENT or (last and delta is deltas[-1])):
+            told, ticket.logprobs = tuple(ticket.logprobs), []
+        ticket.mailbox.put_text(Output(delta.channel, delta.text, told, generated, seconds))
+        told = ()

@@ -26,8 +26,8 @@ class RuntimeStatistics:
     """Counters since the start, and (from `waiting` on) how things stand.
 
     Seconds of prefill, decode and control are wall time of their units, `*_device_seconds` the part in which
-    the device (on the CPU: the model's kernels) worked; the rest is the host's. The first output token belongs
-    to prefill.
+    the device (on the CPU: the model's kernels) worked; the rest is the host's. The first output token
+    belongs to prefill.
 
     The host's time by phase: `engine_boundary` (between units: endings, admission, the choice), in units
     `program_submit` (writing the record, masks and drafts included), `program_post` (after the Program, until

@@ -162,8 +162,8 @@ def token_logprobs(
     (0 to `CANDIDATES`), negative for a row that is left out, as is one with a negative token. For the others
     `logprob` float32 `[B]` gets that of the token, and the first min(wanted, V) columns of `top_ids` int32
     `[B, 20]` and `top_logprobs` float32 `[B, 20]` the likeliest ids, best first, ties by lower id, and theirs
-    (-1 and -inf where fewer scores are numbers). Nothing else is written. Sums are at least as good as float32
-    sums of 1,024 terms; the result is rounded once.
+    (-1 and -inf where fewer scores are numbers). Nothing else is written. Sums are at least as
+    good as float32 sums of 1,024 terms; the result is rounded once.
     """
     backend(logits.device.type).token_logprobs(logits, tokens, wanted, logprob, top_ids, top_logprobs)
 

@@ -1,8 +1,8 @@
 """Log-probabilities of drawn tokens and of the likeliest ones.
 
 Roofline: 4 bytes a score, read twice (from the caches: the draw has just read them), and an exponential for
-every score: 248,077 take about 100 us. Only rows that ask cost anything. Sums of 1,024 exponentials are float32,
-the sum of those is float64.
+every score: 248,077 take about 100 us. Only rows that ask cost anything. Sums of 1,024 exponentials are
+float32, the sum of those is float64.
 """
 
 from __future__ import annotations
