@@ -60,3 +60,7 @@ class QueueTimeoutError(EngineError):
 
 class FrontendError(NInferError):
     """Tokenizer, chat template or messages cannot be used as given."""
+
+
+class GrammarError(FrontendError):
+    """A JSON schema or a grammar cannot be enforced in sampling."""

@@ -29,6 +29,10 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
 
 
+MOST_LOGPROBS = 20
+"""Likeliest tokens that can be told at each place."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """A drawn token's natural log-probability, of the model's scores before temperature, penalties and masks,
@@ -55,8 +59,11 @@ class Step:
     `finish` is STOP_TOKEN or STOP_STRING if the output ends here, else None.
     `committed` is how many of the offered tokens belong to the output: all of them, or those up to and
     including the one that completed the stop. Tokens behind it must not be committed.
+    `content_tokens` are the indexes of those among the offered tokens that belong to content, ascending: not
+    reasoning, not a tool call's text, not a stop token.
     """
 
     deltas: tuple[Delta, ...] = ()
     finish: FinishReason | None = None
     committed: int = 0
+    content_tokens: tuple[int, ...] = ()

@@ -31,8 +31,16 @@ class Session:
     ) -> None:
         self.stop, self.budget, self.fail_at, self.closer = stop, budget, fail_at, closer
         self.finish: FinishReason | None = None
+        self.stop_string: str | None = None
         self.reasoning_tokens = self.thinking_model_tokens = self.control_tokens = 0
         self._seen = 0
+
+    @property
+    def constrained(self) -> bool:
+        return False
+
+    def fill_masks(self, drafts: Sequence[int], masks: np.ndarray) -> int:
+        raise AssertionError("this session has no masks")
 
     @property
     def thinking_remaining(self) -> int | None:
