@@ -20,12 +20,13 @@ class CallRegion:
     def __init__(self) -> None:
         self._scanner = Scanner((CLOSE, _PARAMETER_OPEN, _PARAMETER_CLOSE))
         self._depth = 0
-        self._closed = False
+        self.closed = False
+        """Has the closing marker come?"""
 
     def feed(self, piece: str) -> int:
         """How many characters of `piece` belong to the call: all, until it and the space after it end."""
         cursor = 0
-        while not self._closed:
+        while not self.closed:
             pending = self._scanner.pending
             match = self._scanner.feed(piece[cursor:])
             if match is None:
@@ -33,7 +34,7 @@ class CallRegion:
             cursor += match.end - pending
             self._scanner.restart()
             if match.pattern == 0:
-                self._closed = self._depth == 0
+                self.closed = self._depth == 0
             else:
                 self._depth = self._depth + 1 if match.pattern == 1 else max(0, self._depth - 1)
         return len(piece) - len(piece[cursor:].lstrip(SPACE))

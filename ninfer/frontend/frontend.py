@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ninfer.errors import FrontendError
+from ninfer.frontend.constraint import Constraint, Grammars
 from ninfer.frontend.marks import find_marks
 from ninfer.frontend.messages import Message, check_messages
 from ninfer.frontend.options import template_variables
@@ -62,6 +63,7 @@ class Frontend:
         self._tokenizer = tokenizer
         self._template = template
         self._special_tokens = dict(special_tokens)
+        self._grammars = Grammars(tokenizer, stop_token_ids)
 
     @classmethod
     def from_resources(
@@ -165,6 +167,9 @@ class Frontend:
         ignore_model_stops: bool = False,
         raw: bool = False,
         thinking_budget: int | None = None,
+        grammar: str | None = None,
+        single_call: bool = False,
+        constraint: Constraint | None = None,
     ) -> OutputSession:
         """The output of one request for `prompt`.
 
@@ -172,7 +177,10 @@ class Frontend:
         added to the model's own, which `ignore_model_stops` drops. `raw` publishes special tokens too and
         doesn't split channels. `thinking_budget` (tokens, at least 1) has no effect on a prompt that doesn't
         start in thinking. A Qwen model's tool calls have their own channel if the prompt declares tools.
-        Raises FrontendError for an empty stop string, a bad id or a bad budget.
+        `grammar` (see `grammar`) is what the answer must follow from its beginning or the end of the thinking
+        block on; compiling one may take some milliseconds, the first also builds a table of all tokens.
+        `constraint` is one of the caller's own instead. `single_call` ends the output behind the first tool
+        call. Raises FrontendError for an empty stop string, a bad id or a bad budget, and GrammarError.
         """
         for name, strings in (("stop", stop), ("reasoning stop", reasoning_stop)):
             if isinstance(strings, str) or not all(isinstance(s, str) and s for s in strings):
@@ -184,6 +192,12 @@ class Frontend:
             ids.add(token_id)
         if thinking_budget is not None and thinking_budget < 1:
             raise FrontendError(f"The thinking budget must be at least 1 token, not {thinking_budget}.")
+        if grammar is not None:
+            if constraint is not None:
+                raise FrontendError("A grammar and a constraint exclude each other; give one of them.")
+            if ignore_model_stops:
+                raise FrontendError("A grammar needs the model's stop tokens; don't ignore them.")
+            constraint = self._grammars.constraint(grammar, ids)
         return OutputSession(
             self._tokenizer,
             starts_in_thinking=prompt.starts_in_thinking,
@@ -194,7 +208,17 @@ class Frontend:
             calls=prompt.declares_tools and self.architecture != LLAMA,
             thinking_budget=thinking_budget,
             closer=self.thinking_closer,
+            constraint=constraint,
+            single_call=single_call,
         )
+
+    def prepare_grammars(self) -> None:
+        """Build now what the first session with a grammar would build: a table of all tokens."""
+        self._grammars.prepare()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token's text, maybe only a part of a character. Raises FrontendError."""
+        return self._tokenizer.token_bytes(token_id)
 
     @property
     def thinking_closer(self) -> tuple[int, ...]:

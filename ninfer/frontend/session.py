@@ -7,15 +7,22 @@ Where calls are looked for, space at the end of content is held back too: with t
 belongs to the call, so that content before a call comes trimmed. Stop strings don't apply to calls.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from ninfer.events import Channel, Delta, FinishReason, Step
 from ninfer.frontend.calls import OPEN as CALL
 from ninfer.frontend.calls import SPACE, CallRegion
+from ninfer.frontend.constraint import Constraint
 from ninfer.frontend.detokenizer import Detokenizer
 from ninfer.frontend.stops import Scanner
 from ninfer.frontend.thinking import CLOSE
 from ninfer.frontend.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class OutputSession:
@@ -26,6 +33,8 @@ class OutputSession:
 
     Thinking budget: `thinking_remaining` bounds the next round; once it is 0, `closer_due` is true and the
     engine commits `closer` to the sequence unsampled and reports it with `commit_closer`.
+
+    A constraint holds outside of the thinking block: `fill_masks` says what may be sampled.
     """
 
     def __init__(
@@ -40,9 +49,12 @@ class OutputSession:
         calls: bool,
         thinking_budget: int | None,
         closer: tuple[int, ...],
+        constraint: Constraint | None = None,
+        single_call: bool = False,
     ) -> None:
         """Arguments are checked by `Frontend.session`; `raw` publishes everything as content, unsplit, else
-        `calls` gives tool calls a channel of their own."""
+        `calls` gives tool calls a channel of their own. `single_call` ends the output behind the first."""
+        self._tokenizer = tokenizer
         self._text = Detokenizer(tokenizer, keep_special=raw)
         self._stop_ids = frozenset(stop_token_ids)
         self._raw = raw
@@ -52,7 +64,7 @@ class OutputSession:
         # A stop declared before the marker wins where both begin at one character.
         self._content_scanner = Scanner((*stop, CALL) if self._calls else stop)
         self._reasoning_scanner = Scanner((*reasoning_stop, CLOSE))
-        self._markers = {Channel.CONTENT: len(stop), Channel.REASONING: len(reasoning_stop)}
+        self._stops = {Channel.CONTENT: tuple(stop), Channel.REASONING: tuple(reasoning_stop)}
         self._channel = Channel.REASONING if starts_in_thinking else Channel.CONTENT
         self._call = CallRegion()
         self._space: list[str] = []
@@ -61,8 +73,13 @@ class OutputSession:
         self._held = ""
         self._deltas: list[Delta] = []
         self._budget = thinking_budget if starts_in_thinking else None
+        self._constraint = constraint
+        self._single_call = single_call
+        self._opening = ""
+        """What the token that closed the thinking block says behind the marker, less space."""
         self.closer = closer
         self.finish: FinishReason | None = None
+        self.stop_string: str | None = None
         self.reasoning_tokens = 0
         self.thinking_model_tokens = 0
         self.control_tokens = 0
@@ -80,6 +97,36 @@ class OutputSession:
         return self._budget is not None and self.finish is None and self.thinking_remaining == 0
 
     @property
+    def constrained(self) -> bool:
+        """Will a mask ever be needed? Fixed for the session's life."""
+        return self._constraint is not None
+
+    def fill_masks(self, drafts: Sequence[int], masks: np.ndarray) -> int:
+        """Which tokens may come next: row 0 of `masks` (int32 `[1 + len(drafts), words]`, bit i of word w is
+        token 32 w + i), and after each draft that is allowed. Returns how many rows are valid: 0 if nothing
+        is forbidden at the moment, fewer than all if a draft is not allowed. Changes nothing. Raises
+        GrammarError if the constraint can't go on."""
+        if self._constraint is None or self.finish is not None:
+            return 0
+        free = self._free(drafts) if self._thinking else 0
+        if free is None:
+            return 0
+        masks[:free] = -1
+        return free + self._constraint.fill(drafts[free:], masks[free:])
+
+    def _free(self, drafts: Sequence[int]) -> int | None:
+        """How many of `drafts` come up to the end of the open thinking block; None if none ends it."""
+        text, marker = self._held.encode(), CLOSE.encode()
+        for count, draft in enumerate(drafts, 1):
+            if draft in self._stop_ids:
+                return None
+            if self._raw or not self._tokenizer.is_special(draft):
+                text = text[-len(marker) :] + self._tokenizer.token_bytes(draft)
+            if marker in text:
+                return count
+        return None
+
+    @property
     def _thinking(self) -> bool:
         return self._channel is Channel.REASONING
 
@@ -94,11 +141,13 @@ class OutputSession:
         """
         self._require_open()
         committed = 0
+        content: list[int] = []
         for token_id in token_ids:
             stops = token_id in self._stop_ids
             text = "" if stops else self._text.push(token_id)
             committed += 1
-            if self._channel is Channel.REASONING:
+            thought = self._thinking
+            if thought:
                 self.reasoning_tokens += 1
                 self.thinking_model_tokens += 1
             if stops:
@@ -108,7 +157,23 @@ class OutputSession:
                 self._route(text)
             if self.finish is not None:
                 break
-        return self._step(committed)
+            if self._constraint is not None:
+                self._follow(token_id, thought)
+            if self._raw or (
+                self._channel is Channel.CONTENT
+                and not (thought or self._skip_space or self._tokenizer.is_special(token_id))
+            ):
+                content.append(committed - 1)
+        return self._step(committed, tuple(content))
+
+    def _follow(self, token_id: int, thought: bool) -> None:
+        """Tell the constraint of a token; `thought`: it began inside the thinking block."""
+        assert self._constraint is not None
+        if not thought:
+            self._constraint.accept(token_id)
+        elif self._opening:
+            # Only a marker that isn't written as one token can be followed by more in the same token.
+            all(map(self._constraint.accept, self._tokenizer.encode(self._opening)))
 
     def commit_closer(self) -> Step:
         """Report that `closer` was committed. Its text is published; stop strings do not apply to it."""
@@ -148,6 +213,9 @@ class OutputSession:
                 size = self._call.feed(text)
                 self._publish(text[:size])
                 text = text[size:]
+                if self._single_call and self._call.closed:
+                    self.finish = FinishReason.STOP_TOKEN
+                    return
                 if text:
                     self._channel = Channel.CONTENT
                 continue
@@ -166,13 +234,16 @@ class OutputSession:
             self._settle(window[:settled])
             if match is None:
                 return
-            if match.pattern != self._markers[self._channel]:
+            stops = self._stops[self._channel]
+            if match.pattern < len(stops):
                 self._release_space()
+                self.stop_string = stops[match.pattern]
                 self.finish = FinishReason.STOP_STRING
                 return
             marker, text = window[match.begin : match.end], window[match.end :]
             if self._thinking:
                 self._enter_content(marker)
+                self._opening = text.lstrip(SPACE)
             else:
                 self._enter_call(marker)
 
@@ -222,6 +293,6 @@ class OutputSession:
             text = self._deltas.pop().text + text
         self._deltas.append(Delta(channel, text))
 
-    def _step(self, committed: int) -> Step:
+    def _step(self, committed: int, content: tuple[int, ...] = ()) -> Step:
         deltas, self._deltas = tuple(self._deltas), []
-        return Step(deltas, self.finish, committed)
+        return Step(deltas, self.finish, committed, content)

@@ -47,6 +47,7 @@ class Tokenizer:
         self._added = resources.added
         self._controls = {token.content: token.id for token in resources.added.values()}
         self._control_pattern = _any_of(self._controls)
+        self._visible_pattern = _any_of(t.content for t in resources.added.values() if not t.special)
         self._bytes: list[bytes | None] = [None] * resources.public_tokens
         self._cache = _SegmentCache(_CACHE_CHARACTERS)
 
@@ -69,6 +70,26 @@ class Tokenizer:
                     cursor = match.end()
         self._encode_segment(plain[cursor:], ids)
         return ids, controls
+
+    def encode_exactly(self, text: str) -> list[int]:
+        """Ids that spell `text` byte for byte, as a model would write it: visible added tokens where their
+        spellings stand, hidden ones never, and single bytes for what the normalizer would change."""
+        ids: list[int] = []
+        cursor = 0
+        for match in self._visible_pattern.finditer(text) if self._visible_pattern else ():
+            ids += self._encode_bytes(text[cursor : match.start()])
+            ids.append(self._controls[match.group()])
+            cursor = match.end()
+        return ids + self._encode_bytes(text[cursor:])
+
+    def _encode_bytes(self, text: str) -> list[int]:
+        if not text:
+            return []
+        ids, data = self._encode_plain(text), text.encode("utf-8")
+        if b"".join(map(self.token_bytes, ids)) != data:
+            spelled = (self._rust.token_to_id(_SPELLING[byte]) for byte in data)
+            ids = [i for i in spelled if i is not None]
+        return ids
 
     def decode(self, ids: Iterable[int], *, keep_special: bool = False) -> str:
         """The text of `ids`; ill-formed bytes become U+FFFD. Special tokens are left out unless asked for."""
@@ -266,6 +287,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _byte_alphabet()
+_SPELLING = {byte: character for character, byte in _ALPHABET.items()}
 
 
 def _spelled_bytes(token: str) -> bytes:
