@@ -21,7 +21,7 @@ from ninfer.frontend import Frontend, Prompt
 
 if TYPE_CHECKING:
     from ninfer.engine import Core
-    from ninfer.runtime import SamplingParams
+    from ninfer.runtime import Plan, SamplingParams
 
 _DEFAULT_CONTEXT = 2048
 
@@ -72,6 +72,11 @@ class Generation:
     def close(self) -> None:
         """Read no further; cancels the answer if it hasn't ended."""
         self._handle.close()
+
+    @property
+    def handle(self) -> Handle:
+        """The engine's side, for a consumer that wants to be called instead of iterating."""
+        return self._handle
 
     def text(self) -> str:
         """Wait for the end; the content, without the reasoning."""
@@ -233,6 +238,16 @@ class Engine:
         handle = self._core.submit(request, session)
         handle.owner = self
         return Generation(handle, prompt, sampling, seconds)
+
+    @property
+    def artifact(self) -> Artifact:
+        """What was loaded; open until `close`."""
+        return self._artifact
+
+    @property
+    def plan(self) -> "Plan":
+        """The sizes of all memory."""
+        return self._core.plan
 
     def statistics(self) -> RuntimeStatistics:
         """What the engine has done since its start, and how things stand."""

@@ -22,7 +22,8 @@ class RuntimeStatistics:
     Seconds of prefill, decode and control are wall time of their units, `*_device_seconds` the part in which
     the device (on the CPU: the model's kernels) worked; the rest is the host's. `boundary_seconds`: what the
     worker does between units. The first output token belongs to prefill.
-    `evicted_*`: what the prefix cache gave up for want of pages or slots.
+    `evicted_*`: what the prefix cache gave up for want of pages or slots. `handovers` of events to another
+    process took `handover_seconds` of the worker's time (0 where the events are read in this one).
     """
 
     admitted: int = 0
@@ -45,6 +46,8 @@ class RuntimeStatistics:
     decode_device_seconds: float = 0.0
     control_seconds: float = 0.0
     control_device_seconds: float = 0.0
+    handovers: int = 0
+    handover_seconds: float = 0.0
     waiting: int = 0
     running: int = 0
     prefilling: int = 0
