@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ninfer.engine import Core
     from ninfer.runtime import Plan, SamplingParams
 
-_DEFAULT_CONTEXT = 2048
-
 
 @dataclass(frozen=True)
 class EngineDescription:
@@ -135,7 +133,7 @@ class Engine:
 
         context = options.max_context
         if context is None:
-            context = min(_DEFAULT_CONTEXT, model.max_position_embeddings)
+            context = min(options.default_context, model.max_position_embeddings)
         headroom = None if options.headroom_mib is None else options.headroom_mib << 20
         weights = sum(item.bytes for item in artifact.objects.values() if isinstance(item, TensorObject))
         plan = plan_model(

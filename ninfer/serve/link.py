@@ -31,6 +31,8 @@ from ninfer.serve.records import (
     restored,
 )
 
+Progress = Callable[[str, int, int], None]
+
 _GRACE = 5.0
 """Seconds that the engine process may take to end before it is killed."""
 _LOOK = 5.0
@@ -43,8 +45,7 @@ class EngineLink:
     """A `jobs.Link` to a real engine process. Lives in one event loop; nothing here is for other threads.
 
     `start`, then `wait_ready`; `stop` at the end. `idle_unload` seconds without a job end the engine process,
-    and the next job starts it again. `progress(stage, done, total)` is called while a checkpoint is
-    converted. `worker` is the command of the engine process.
+    and the next job starts it again. `worker` is the command of the engine process.
     """
 
     def __init__(
@@ -54,11 +55,11 @@ class EngineLink:
         *,
         idle_unload: float | None = None,
         warm_up: bool = True,
-        progress: Callable[[str, int, int], None] | None = None,
         worker: Sequence[str] | None = None,
     ) -> None:
         self._model, self._options, self._warm_up = model, options, warm_up
-        self._idle_unload, self._progress = idle_unload, progress
+        self._idle_unload = idle_unload
+        self._progress: Progress | None = None
         self._command = tuple(worker) if worker is not None else worker_command()
         self._state = LinkState.STOPPED
         self._watchers: list[Callable[[LinkState], None]] = []
@@ -112,10 +113,12 @@ class EngineLink:
             raise EngineError("a link can be started once; make another one")
         self._begin()
 
-    async def opened(self) -> Path:
-        """The artifact that is being loaded, as soon as it is there. Raises what loading raises."""
+    async def opened(self, progress: Progress | None = None) -> Path:
+        """The artifact that is being loaded, as soon as it is there; `progress(stage, done, total)` is called
+        while a checkpoint is converted. Raises what loading raises."""
         if self._opened is None:
             raise EngineError("the link has not been started")
+        self._progress = progress
         return await asyncio.shield(self._opened)
 
     async def wait_ready(self) -> EngineInfo:
