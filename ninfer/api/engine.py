@@ -21,9 +21,7 @@ from ninfer.frontend import Frontend, Prompt
 
 if TYPE_CHECKING:
     from ninfer.engine import Core
-    from ninfer.runtime import SamplingParams
-
-_DEFAULT_CONTEXT = 2048
+    from ninfer.runtime import Plan, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -72,6 +70,11 @@ class Generation:
     def close(self) -> None:
         """Read no further; cancels the answer if it hasn't ended."""
         self._handle.close()
+
+    @property
+    def handle(self) -> Handle:
+        """The engine's side, for a consumer that wants to be called instead of iterating."""
+        return self._handle
 
     def text(self) -> str:
         """Wait for the end; the content, without the reasoning."""
@@ -130,7 +133,7 @@ class Engine:
 
         context = options.max_context
         if context is None:
-            context = min(_DEFAULT_CONTEXT, model.max_position_embeddings)
+            context = min(options.default_context, model.max_position_embeddings)
         headroom = None if options.headroom_mib is None else options.headroom_mib << 20
         weights = sum(item.bytes for item in artifact.objects.values() if isinstance(item, TensorObject))
         plan = plan_model(
@@ -233,6 +236,16 @@ class Engine:
         handle = self._core.submit(request, session)
         handle.owner = self
         return Generation(handle, prompt, sampling, seconds)
+
+    @property
+    def artifact(self) -> Artifact:
+        """What was loaded; open until `close`."""
+        return self._artifact
+
+    @property
+    def plan(self) -> "Plan":
+        """The sizes of all memory."""
+        return self._core.plan
 
     def statistics(self) -> RuntimeStatistics:
         """What the engine has done since its start, and how things stand."""

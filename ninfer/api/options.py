@@ -22,7 +22,8 @@ _MAX_SLOTS = 4096
 class EngineOptions:
     """Fixed while the engine lives.
 
-    `max_context` tokens of one sequence (default 2048, or the model's positions if those are fewer);
+    `max_context` tokens of one sequence (None: `default_context`, or the model's positions if those are
+    fewer);
     `prefill_chunk` prompt tokens per unit of work, a multiple of 128; `max_concurrency` requests at a time;
     `kv_capacity` tokens of KV cache that they and the prefix cache share (None: `max_context`; "auto": what
     memory allows, less `headroom_mib`); `kv_dtype` its format; `state_slots` snapshots of recurrent states
@@ -38,6 +39,7 @@ class EngineOptions:
     """
 
     max_context: int | None = None
+    default_context: int = 2048
     prefill_chunk: int = 1024
     max_concurrency: int = 1
     kv_capacity: int | Literal["auto"] | None = None
@@ -54,6 +56,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         _check(self, "max_context", Integral, 1, _U32)
+        _check(self, "default_context", Integral, 1, _U32)
         _check(self, "prefill_chunk", Integral, 1, _U32)
         _check(self, "max_concurrency", Integral, 1, 8)
         if self.kv_capacity != "auto":

@@ -42,6 +42,8 @@ class RuntimeStatistics:
     request took over. `evicted_*`: what the prefix cache gave up for want of pages or slots.
     `active_pages` of `total_pages` are in use by requests; the cache's blocks may be in the others.
     `used_slots`: state slots of requests and `snapshots`.
+    `handovers` of events to another process took `handover_seconds` of the worker's time (0 where the events
+    are read in this one).
     """
 
     admitted: int = 0
@@ -75,6 +77,8 @@ class RuntimeStatistics:
     decode_device_seconds: float = 0.0
     control_seconds: float = 0.0
     control_device_seconds: float = 0.0
+    handovers: int = 0
+    handover_seconds: float = 0.0
     waiting: int = 0
     running: int = 0
     prefilling: int = 0
