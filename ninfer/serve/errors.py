@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Any
 
 from ninfer import errors
+
+_log = logging.getLogger("ninfer.serve")
 
 
 class ApiError(Exception):
@@ -61,6 +65,32 @@ def from_ninfer(error: errors.NInferError) -> ApiError:
         case errors.OptionError() | errors.CapacityError():
             return ApiError(400, message)
     return ApiError(500, message, type="internal_error", code="internal_error")
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """What any failure means to the client."""
+    match error:
+        case ApiError():
+            return error
+        case errors.NInferError():
+            return from_ninfer(error)
+        case asyncio.CancelledError():
+            return ApiError(
+                499, "The client went away.", type="request_cancelled", code="client_disconnected"
+            )
+    _log.error("internal error", exc_info=_without_text(error))
+    return ApiError(500, "Internal error.", type="internal_error", code="internal_error")
+
+
+def unavailable(message: str, retry_after: int | None = None) -> ApiError:
+    """A 503, with the seconds after which asking again makes sense."""
+    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    return ApiError(503, message, type="server_error", code="service_unavailable", headers=headers)
+
+
+def _without_text(error: BaseException) -> BaseException:
+    """The error for the log, without its message: that may quote a prompt."""
+    return RuntimeError(type(error).__name__).with_traceback(error.__traceback__)
 
 
 def openai_body(error: ApiError) -> dict[str, Any]:
