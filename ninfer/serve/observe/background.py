@@ -13,12 +13,12 @@ class Background:
     def __init__(self, name: str, capacity: int) -> None:
         self._queue: Queue[Callable[[], None] | None] = Queue(capacity)
         self._thread = Thread(target=self._work, name=name, daemon=True)
-        self._closed = False
+        self.closed = False
         self._thread.start()
 
     def submit(self, work: Callable[[], None]) -> bool:
         """False if `capacity` callables wait already, or after `close`; never blocks."""
-        if self._closed:
+        if self.closed:
             return False
         try:
             self._queue.put_nowait(work)
@@ -28,8 +28,8 @@ class Background:
 
     def close(self) -> None:
         """May be called more than once."""
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             self._queue.put(None)
         self._thread.join()
 

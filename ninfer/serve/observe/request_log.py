@@ -95,7 +95,9 @@ class RequestLog:
             "timestamp_unix_ms": time.time_ns() // 1_000_000,
             "server_instance_id": self._instance,
         }
-        if self._lagging or self._background.submit(lambda: self._write(common, members)):
+        if self._lagging or self._background.closed:
+            return
+        if self._background.submit(lambda: self._write(common, members)):
             return
         self._lagging = True
         _logger.error("request log disabled | writing is %d events behind", _WAITING)
@@ -110,8 +112,8 @@ class RequestLog:
             # The text of an OSError is the system's; that of anything else could hold values.
             words = error.strerror if isinstance(error, OSError) else None
             _logger.error("request log disabled | %s", words or type(error).__name__)
-            with_file, self._file = self._file, None
-            os.close(with_file)
+            os.close(self._file)
+            self._file = None
 
 
 def _open(path: Path, artifact: Path) -> int:

@@ -103,7 +103,7 @@ class StderrHandler(logging.Handler):
 
     def show(self, line: str) -> None:
         """Replace the passing line; an empty one ends it. Nothing where stderr is no terminal."""
-        if sys.stderr is None or not sys.stderr.isatty():
+        if not _terminal():
             return
         with self._guard:
             self._put(_ERASE + line)
@@ -121,6 +121,13 @@ class StderrHandler(logging.Handler):
 
 HANDLER = StderrHandler()
 """The process's only one, so that two servers in one process (as in tests) don't log twice."""
+
+
+def _terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False
 
 
 class Progress:
@@ -154,8 +161,7 @@ class Progress:
     def _work(self) -> None:
         if not self._logger.isEnabledFor(logging.INFO):
             return
-        terminal = sys.stderr is not None and sys.stderr.isatty()
-        if terminal:
+        if _terminal():
             self._repeat(self._refresh, HANDLER.show)
             HANDLER.show("")
         else:
