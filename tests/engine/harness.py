@@ -20,8 +20,8 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class Session:
-    """Publishes each token as its number; stops after `stop` (a token); thinks for `budget` tokens. Every token
-    but the stop is content."""
+    """Publishes each token as its number; stops after `stop` (a token); thinks for `budget` tokens. Every
+    token but the stop is content."""
 
     def __init__(
         self,

@@ -16,20 +16,17 @@ from ninfer.ops import CANDIDATES, token_logprobs
 LEFT = -77
 """Stands where nothing may be written."""
 SUM_ERROR = (64 + 4 + 4) * 2.0**-24
-"""Relative, of a sum: 64 additions to each of 16 lanes, 4 to put these together, and exponentials that are off
-by up to 2 units in the last place. The absolute error of its logarithm."""
+"""Relative, of a sum: 64 additions to each of 16 lanes, 4 to put these together, and exponentials that are
+off by up to 2 units in the last place. The absolute error of its logarithm."""
 
 
 def told(scores: torch.Tensor, tokens: list[int], wanted: list[int]) -> tuple[torch.Tensor, ...]:
     rows = len(tokens)
-    out = (
-        torch.full((rows,), float(LEFT)),
-        torch.full((rows, CANDIDATES), LEFT, dtype=torch.int32),
-        torch.full((rows, CANDIDATES), float(LEFT)),
-    )
-    numbers = (torch.tensor(values, dtype=torch.int32) for values in (tokens, wanted))
-    token_logprobs(scores, *numbers, *out)
-    return out
+    logprob, values = torch.full((rows,), float(LEFT)), torch.full((rows, CANDIDATES), float(LEFT))
+    ids = torch.full((rows, CANDIDATES), LEFT, dtype=torch.int32)
+    drawn, many = (torch.tensor(numbers, dtype=torch.int32) for numbers in (tokens, wanted))
+    token_logprobs(scores, drawn, many, logprob, ids, values)
+    return logprob, ids, values
 
 
 def log_softmax(scores: torch.Tensor) -> np.ndarray:

@@ -285,10 +285,10 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         draw_rows(torch.zeros(2, 4), replace(draws, seed=draws.seed.int()), counts)
     with pytest.raises(OptionError, match=r"contiguous int32 \[rows, 5\]"):
         draw_rows(torch.zeros(2, 5), draws, counts)
-    for masks in (torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)):
+    wide = torch.zeros(4, 2, dtype=torch.int32)
+    for masks in (wide.float(), wide[:, :1], wide[0], wide[:, 0], wide[::2]):
         with pytest.raises(OptionError, match=r"masks of 33 tokens must be contiguous int32 \[rows, 2\]"):
-            zeros = torch.zeros(2, 33, dtype=torch.int32)
-            draw_rows(torch.zeros(2, 33), draws, zeros, masks if masks.dim() < 2 else masks[:, :1])
+            draw_rows(torch.zeros(2, 33), draws, torch.zeros(2, 33, dtype=torch.int32), masks)
     with pytest.raises(OptionError, match="int32 of one length"):
         count_tokens(draws.position, draws.purpose.long(), counts)
     with pytest.raises(OptionError, match="count rows must be int32"):
