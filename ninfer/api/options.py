@@ -142,7 +142,7 @@ class GenerationOptions:
         _check(self, "presence_penalty", Real, -2, 2)
         _check(self, "frequency_penalty", Real, -2, 2)
         _check(self, "logprobs", Integral, 0, MOST_LOGPROBS)
-        _check_seconds(self, "timeout", "the engine's own limit")
+        _check_seconds(self, "timeout", "for the engine's own limit")
         _check_flags(self, "raw", "prefix_reuse", "single_call")
         if self.grammar is not None and not (isinstance(self.grammar, str) and self.grammar):
             raise OptionError(f"grammar must be text that isn't empty, or None, not {self.grammar!r:.80}")
