@@ -62,9 +62,12 @@ def test_log_probabilities_are_those_of_the_scorer(engine: Engine) -> None:
     with Scorer.load(NANO, ScorerOptions(context=512, kv_dtype="bf16", threads=1)) as scorer:
         tokens = [*generation.prompt.tokens, *ids]
         scores = scorer.score(tokens, len(generation.prompt.tokens))
-    for item, score in zip(reports, scores, strict=False):
-        # One pass over everything adds up in another order than rounds do.
-        assert item.logprob == pytest.approx(float(score), abs=0.05)
+    # One pass over everything adds BF16 numbers up in another order than rounds do; a neighbour's value would
+    # be off by several.
+    gaps = [abs(item.logprob - score) for item, score in zip(reports, scores, strict=False)]
+    assert max(gaps) < 0.3
+    assert sum(gaps) / len(gaps) < 0.05
+    for item in reports:
         assert len(item.top) == 5
         assert dict(item.top).get(item.token_id, item.logprob) == item.logprob
         assert item.top[0][1] >= item.logprob
