@@ -157,6 +157,8 @@ class Engine:
             turn_anchors=options.turn_anchors,
         )
         program = Program(model, plan)
+        if options.warm_up:
+            program.warm_up()
         core = Core(
             program.run,
             plan,
@@ -216,6 +218,11 @@ class Engine:
 
     def _submit(self, prompt: Prompt, options: GenerationOptions, begin: float) -> Generation:
         sampling = options.sampling(self.frontend.preset(thinking=prompt.starts_in_thinking))
+        extra: dict[str, Any] = {}
+        if options.grammar is not None:
+            extra["grammar"] = options.grammar
+        if options.single_call:
+            extra["single_call"] = True
         session = self.frontend.session(
             prompt,
             stop=options.stop,
@@ -223,6 +230,7 @@ class Engine:
             stop_token_ids=options.stop_token_ids,
             raw=options.raw,
             thinking_budget=options.thinking_budget,
+            **extra,
         )
         request = Request(
             prompt=tuple(prompt.tokens),
@@ -231,9 +239,10 @@ class Engine:
             thinking_budget=options.thinking_budget if prompt.starts_in_thinking else None,
             marks=Marks(prompt.boundaries, prompt.preamble, prompt.opener),
             reuse=options.prefix_reuse,
+            logprobs=options.logprobs,
         )
         seconds = perf_counter() - begin
-        handle = self._core.submit(request, session)
+        handle = self._core.submit(request, session, timeout=options.timeout)
         handle.owner = self
         return Generation(handle, prompt, sampling, seconds)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from threading import Condition, Thread, current_thread
 from time import monotonic, perf_counter
 
@@ -117,28 +116,8 @@ class Core:
 
     def statistics(self) -> RuntimeStatistics:
         """A copy of the counters, with the present state of the queue and the cache."""
-        states = self._states()
-        pages, cache = self._pools.pages, self._pools.cache
-        return replace(
-            self._stats,
-            finished=dict(self._stats.finished),
-            selections=dict(self._stats.selections),
-            captures_completed=cache.captured,
-            captures_aborted=cache.refused,
-            evicted_blocks=cache.evicted_blocks,
-            evicted_snapshots=cache.evicted_snapshots,
-            waiting=len(self._queue.waiting) + len(self._inbox),
-            running=len(states),
-            prefilling=states.count(State.PREFILL),
-            decode_ready=states.count(State.DECODE_READY),
-            free_pages=pages.free,
-            active_pages=pages.locked,
-            reserved_pages=pages.reserved,
-            total_pages=self.plan.pages,
-            cached_blocks=cache.blocks,
-            snapshots=cache.snapshots_in_use,
-            used_slots=self._pools.slots.capacity - self._pools.slots.free,
-        )
+        waiting = len(self._queue.waiting) + len(self._inbox)
+        return self._stats.as_of_now(self._pools, self._states(), waiting)
 
     def health(self) -> Health:
         """Can requests be served, and if not, why?"""
@@ -310,8 +289,7 @@ class Core:
         stats.prefill_tokens += count
         stats.prefill_units += 1
         stats.prefill_device_seconds += device
-        stats.program_submit += written - begin
-        stats.program_post += known - written - device
+        stats.ran(begin, written, known, device)
         stats.engine_maintenance += now - known
         stats.prefill_seconds += now - begin
         maintained = stats.engine_maintenance
@@ -379,8 +357,7 @@ class Core:
         stats.row_rounds += len(lanes)
         stats.decode_tokens += sum(counts)
         stats.decode_device_seconds += device + folded
-        stats.program_submit += written - begin
-        stats.program_post += known - written - device
+        stats.ran(begin, written, known, device)
         stats.engine_commit_output += now - known - folded
         stats.decode_seconds += now - begin
         maintained = stats.engine_maintenance
@@ -414,8 +391,7 @@ class Core:
         stats.control_units += 1
         stats.control_tokens += span * len(tickets)
         stats.control_device_seconds += device
-        stats.program_submit += written - begin
-        stats.program_post += now - written - device
+        stats.ran(begin, written, now, device)
         stats.control_seconds += now - begin
         maintained = stats.engine_maintenance
         for ticket in tickets:

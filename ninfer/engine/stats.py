@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ninfer.engine.events import HostWork
+from ninfer.engine.request import State
 from ninfer.events import FinishReason
 
 if TYPE_CHECKING:
     from ninfer.engine.request import Ticket
+    from ninfer.engine.sequence import Pools
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class RuntimeStatistics:
     `captures_completed` snapshots of states were taken, `captures_aborted` were due but found no slot or no
     place; a state that is there already counts as neither. `copied_pages`: partly filled pages that a
     request took over. `evicted_*`: what the prefix cache gave up for want of pages or slots.
-    `active_pages` of `total_pages` are in use by requests; the cache's blocks may be in the others.
+    `active_pages` of `total_pages` (those for copies included) are in use by requests, `free_pages` by
+    nobody; the cache's blocks are in the others.
     `used_slots`: state slots of requests and `snapshots`.
     `handovers` of events to another process took `handover_seconds` of the worker's time (0 where the events
     are read in this one).
@@ -114,6 +117,30 @@ class RuntimeStatistics:
             control_units=self.control_units,
         )
 
+    def as_of_now(self, pools: Pools, states: list[State], waiting: int) -> RuntimeStatistics:
+        """A copy with the counters of others and how things stand; `states` of the requests with a lane."""
+        pages, slots, cache = pools.pages, pools.slots, pools.cache
+        return replace(
+            self,
+            finished=dict(self.finished),
+            selections=dict(self.selections),
+            captures_completed=cache.captured,
+            captures_aborted=cache.refused,
+            evicted_blocks=cache.evicted_blocks,
+            evicted_snapshots=cache.evicted_snapshots,
+            waiting=waiting,
+            running=len(states),
+            prefilling=states.count(State.PREFILL),
+            decode_ready=states.count(State.DECODE_READY),
+            free_pages=pages.free,
+            active_pages=pages.locked,
+            reserved_pages=pages.reserved,
+            total_pages=pages.capacity,
+            cached_blocks=cache.blocks,
+            snapshots=cache.snapshots_in_use,
+            used_slots=slots.capacity - slots.free,
+        )
+
     def select(self, ticket: Ticket) -> None:
         """Count an admission."""
         self.admitted += 1
@@ -122,6 +149,11 @@ class RuntimeStatistics:
         self.selections[ticket.reuse_path] = self.selections.get(ticket.reuse_path, 0) + 1
         if ticket.sequence is not None and ticket.sequence.lends:
             self.copied_pages += 1
+
+    def ran(self, begin: float, written: float, known: float, device: float) -> None:
+        """Count a unit whose record was written at `written` and whose results were read at `known`."""
+        self.program_submit += written - begin
+        self.program_post += known - written - device
 
     def settled(self, begin: float, maintained: float) -> float:
         """Count the time since `begin` as commit and output, but for maintenance since it was `maintained`;
