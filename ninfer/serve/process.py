@@ -102,8 +102,8 @@ class EngineProcess:
             self._process.kill()
 
     async def stop(self, grace: float) -> None:
-        """Ask it to end, kill it after `grace` seconds, and wait until it is gone. One that still loads doesn't
-        listen; it must be killed."""
+        """Ask it to end, kill it after `grace` seconds, and wait until it is gone. One that still loads
+        doesn't listen; it must be killed."""
         self.send(Shutdown())
         try:
             await asyncio.wait_for(self._over.wait(), grace)

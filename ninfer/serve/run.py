@@ -85,7 +85,8 @@ async def serve(
     `announce` gets the text for users.
     """
     if assemble is None:
-        from ninfer.serve.assembly import assemble
+        from ninfer.serve.assembly import Assembly as assemble  # noqa: N813
+    assert assemble is not None
     stop = _Stop(asyncio.Event(), asyncio.Event())
     with closing(bind(options.host, options.port)) as listener, _signals(stop):
         port = listener.getsockname()[1]
