@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TypeVar
@@ -51,7 +52,7 @@ class Life(Protocol):
         ...
 
     async def stopped(self) -> None:
-        """No request is left; the link still works, unless requests had to be broken off."""
+        """No request is left. The link still works, unless requests had to be broken off."""
         ...
 
 
@@ -59,15 +60,22 @@ Assemble = Callable[[ServeOptions, Frontend, str, Link], Life]
 """Options, frontend, the artifact's name and the link make a server."""
 
 
-@dataclass
 class _Stop:
     """Requests to stop: the first lets answers end, the second doesn't."""
 
-    asked: asyncio.Event
-    hurried: asyncio.Event
+    def __init__(self) -> None:
+        self.asked, self.hurried = asyncio.Event(), asyncio.Event()
 
     def __call__(self) -> None:
         (self.hurried if self.asked.is_set() else self.asked).set()
+
+    async def before(self, work: Awaitable[_T]) -> _T | None:
+        """What the work yields; None if the end is asked for first, whereupon it goes on by itself."""
+        task, asked = asyncio.ensure_future(work), asyncio.create_task(self.asked.wait())
+        task.add_done_callback(_look_at)
+        await asyncio.wait({asked, task}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        return task.result() if task.done() else None
 
 
 async def serve(
@@ -85,34 +93,27 @@ async def serve(
     `announce` gets the text for users.
     """
     if assemble is None:
-        from ninfer.serve.assembly import Assembly as assemble  # noqa: N813
+        from ninfer.serve.assembly import Assembly as assemble
+        from ninfer.serve.observe import configure
+
+        configure(options.log_level)
     assert assemble is not None
-    stop = _Stop(asyncio.Event(), asyncio.Event())
+    stop, life = _Stop(), None
     with closing(bind(options.host, options.port)) as listener, _signals(stop):
-        port = listener.getsockname()[1]
-        options = replace(options, port=port)
-        link = EngineLink(
-            options.model_path,
-            options.engine,
-            idle_unload=options.idle_unload,
-            worker=worker,
-        )
+        options = replace(options, port=listener.getsockname()[1])
+        link = EngineLink(options.model_path, options.engine, idle_unload=options.idle_unload, worker=worker)
         try:
             await link.start()
-            loading = asyncio.create_task(_load(options, link, assemble, progress or _quietly))
-            if not await _before(stop, loading):
-                loading.cancel()
+            life = await stop.before(_assembled(options, link, assemble, progress or nullcontext))
+            info = await stop.before(link.wait_ready())
+            if life is None or info is None:
                 return 0
-            life = loading.result()
-            http = _Http(_config(life.app), lambda: _open(life, options, link, announce))
-            serving = asyncio.create_task(http.serve(sockets=[listener]))
-            link.watch(lambda state: _changed(life, link, state, stop))
-            await _before(stop, serving)
-            if not http.started:
-                raise UnavailableError("the web server could not be started; see the log")
-            await _drain(options, life, link, http, serving, stop)
+            life.loaded(link, info)
+            await _serve(options, life, link, listener, announce, stop)
             return 2 if link.state is LinkState.FAILED else 0
         finally:
+            if life is not None:
+                await life.stopped()
             await link.stop()
 
 
@@ -131,7 +132,7 @@ def run(program: Coroutine[Any, Any, _T]) -> _T:
         return runner.run(program)
 
 
-async def _load(
+async def _assembled(
     options: ServeOptions,
     link: EngineLink,
     assemble: Assemble,
@@ -140,9 +141,7 @@ async def _load(
     with progress() as tell:
         path = await link.opened(tell)
     name, frontend = await asyncio.to_thread(_frontend, path, options.engine.chat_template)
-    life = assemble(options, frontend, name, link)
-    life.loaded(link, await link.wait_ready())
-    return life
+    return assemble(options, frontend, name, link)
 
 
 def _frontend(path: Path, chat_template: str | None) -> tuple[str, Frontend]:
@@ -151,26 +150,38 @@ def _frontend(path: Path, chat_template: str | None) -> tuple[str, Frontend]:
         return name, load_frontend(artifact, chat_template)
 
 
-def _open(
-    life: Life, options: ServeOptions, link: EngineLink, announce: Callable[[str], None] | None
+async def _serve(
+    options: ServeOptions,
+    life: Life,
+    link: EngineLink,
+    listener: socket.socket,
+    announce: Callable[[str], None] | None,
+    stop: _Stop,
 ) -> None:
-    life.listening(options.host, options.port)
-    if announce is not None:
-        model = options.model_id or link.info.name
-        base = url(options.host, options.port)
-        announce(announcement(base, model, key=options.api_key is not None))
+    """Serve until asked to stop or the engine fails; then take no more connections, let answers end, and
+    break off those that take too long."""
 
+    def listening() -> None:
+        life.listening(options.host, options.port)
+        if announce is not None:
+            model = options.model_id or link.info.name
+            base = url(options.host, options.port)
+            announce(announcement(base, model, key=options.api_key is not None))
 
-def _changed(life: Life, link: EngineLink, state: LinkState, stop: _Stop) -> None:
-    life.changed(link)
-    if state is LinkState.FAILED and not stop.asked.is_set():
-        stop()
+    def changed(state: LinkState) -> None:
+        life.changed(link)
+        if state is LinkState.FAILED:
+            stop.asked.set()
 
-
-async def _drain(
-    options: ServeOptions, life: Life, link: EngineLink, http: _Http, serving: asyncio.Task, stop: _Stop
-) -> None:
-    """Take no more connections, let answers end, break off those that take too long."""
+    http = _Http(_config(life.app), listening)
+    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    link.watch(changed)
+    if link.state is LinkState.FAILED:
+        changed(link.state)
+    await stop.before(serving)
+    if serving.done() and not http.started:
+        await serving
+        raise UnavailableError("the web server could not be started; see the log")
     life.stopping()
     http.should_exit = True
     limit = _LAST_WORDS if link.state is LinkState.FAILED else options.drain_timeout
@@ -182,22 +193,12 @@ async def _drain(
         await asyncio.wait({serving}, timeout=_LAST_WORDS)
         http.force_exit = True
     await serving
-    await life.stopped()
 
 
-async def _before(stop: _Stop, task: asyncio.Task) -> bool:
-    """Wait for the task or a signal; True if the task ended (its error is raised), False for a signal."""
-    asked = asyncio.create_task(stop.asked.wait())
-    await asyncio.wait({asked, task}, return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
-    if task.done():
-        await task
-        return True
-    return False
-
-
-def _quietly() -> AbstractContextManager[None]:
-    return nullcontext()
+def _look_at(task: asyncio.Future) -> None:
+    """Its error is no complaint of its own, if nobody waited for it."""
+    if not task.cancelled():
+        task.exception()
 
 
 class _Http(uvicorn.Server):
