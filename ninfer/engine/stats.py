@@ -22,8 +22,7 @@ class RuntimeStatistics:
     Seconds of prefill, decode and control are wall time of their units, `*_device_seconds` the part in which
     the device (on the CPU: the model's kernels) worked; the rest is the host's. `boundary_seconds`: what the
     worker does between units. The first output token belongs to prefill.
-    `evicted_*`: what the prefix cache gave up for want of pages or slots. `handovers` of events to another
-    process took `handover_seconds` of the worker's time (0 where the events are read in this one).
+    `evicted_*`: what the prefix cache gave up for want of pages or slots.
     """
 
     admitted: int = 0
@@ -48,6 +47,7 @@ class RuntimeStatistics:
     control_device_seconds: float = 0.0
     handovers: int = 0
     handover_seconds: float = 0.0
+    """What handing events to another process cost the worker, a part of the host's time; none in this one."""
     waiting: int = 0
     running: int = 0
     prefilling: int = 0
