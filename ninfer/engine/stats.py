@@ -45,8 +45,6 @@ class RuntimeStatistics:
     `active_pages` of `total_pages` (those for copies included) are in use by requests, `free_pages` by
     nobody; the cache's blocks are in the others.
     `used_slots`: state slots of requests and `snapshots`.
-    `handovers` of events to another process took `handover_seconds` of the worker's time (0 where the events
-    are read in this one).
     """
 
     admitted: int = 0
@@ -82,6 +80,7 @@ class RuntimeStatistics:
     control_device_seconds: float = 0.0
     handovers: int = 0
     handover_seconds: float = 0.0
+    """What handing events to another process cost the worker, a part of the host's time; none in this one."""
     waiting: int = 0
     running: int = 0
     prefilling: int = 0

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from ninfer.api.options import EngineOptions
@@ -64,6 +65,9 @@ class EngineLink:
         self._state = LinkState.STOPPED
         self._watchers: list[Callable[[LinkState], None]] = []
         self._process: EngineProcess | None = None
+        """The one that loads or serves; not one that ends after an idle time."""
+        self._life = 0
+        """Counts processes; what earlier ones report means nothing."""
         self._info: EngineInfo | None = None
         self._opened: asyncio.Future[Path] | None = None
         self._ready: asyncio.Future[EngineInfo] | None = None
@@ -137,6 +141,8 @@ class EngineLink:
         self._cancel_timers()
         self._end_all(UnavailableError("the server is stopping; no answer can be completed"))
         if self._process is not None:
+            if self._state is not LinkState.READY:
+                self._process.kill()  # it listens only when it has loaded
             await self._process.stop(_GRACE)
         if self._unloading is not None:
             await self._unloading
@@ -213,14 +219,15 @@ class EngineLink:
     def _spawn(self) -> None:
         if self._stopping:
             return
+        self._life += 1
         try:
             self._process = EngineProcess(
                 self._command,
                 self._model,
                 self._options,
                 warm_up=self._warm_up,
-                receive=self._receive,
-                ended=self._ended,
+                receive=partial(self._receive, self._life),
+                ended=partial(self._ended, self._life),
             )
         except OSError as error:
             self._fail(EngineError(f"the engine process can't be started: {error.strerror or error}"))
@@ -228,7 +235,9 @@ class EngineLink:
         self._silent = 0
         self._look_again()
 
-    def _receive(self, report: Report) -> None:
+    def _receive(self, life: int, report: Report) -> None:
+        if life != self._life:
+            return
         self._silent = 0
         match report:
             case Events():
@@ -266,11 +275,13 @@ class EngineLink:
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(info)
 
-    def _ended(self, code: int) -> None:
+    def _ended(self, life: int, code: int) -> None:
         """The process is gone; unless that was wanted, so is the engine."""
+        if life != self._life or self._process is None:
+            return
         self._process = None
         self._cancel_timers()
-        if self._stopping or self._state in (LinkState.UNLOADED, LinkState.FAILED, LinkState.STOPPED):
+        if self._stopping or self._state is LinkState.FAILED:
             return
         when = "while it loaded the model" if self._state is LinkState.STARTING else "unexpectedly"
         self._fail(
@@ -331,13 +342,14 @@ class EngineLink:
 
     def _unload(self) -> None:
         if self._state is LinkState.READY and not self._jobs and not self._stopping:
-            assert self._process is not None
+            process, self._process = self._process, None
+            assert process is not None
             self._cancel_timers()
             self._set_state(LinkState.UNLOADED)
             for query in self._queries.values():
                 if not query.done():
                     query.set_result(None)
-            self._unloading = asyncio.ensure_future(self._process.stop(_GRACE))
+            self._unloading = asyncio.create_task(process.stop(_GRACE))
 
     def _look_again(self) -> None:
         """Notice a process that is there but does nothing. Looks are counted and not seconds, so that a time

@@ -60,6 +60,8 @@ class EngineProcess:
         self._token = secrets.token_bytes(16)
         self._commands: bytes | None = None
         """The identity of its command socket, once it has said hello."""
+        self._early: list[bytes] = []
+        """Commands for when it has: its other socket may be the faster one."""
         self._over = asyncio.Event()
         self._context = zmq.Context()
         self._folder = Path(tempfile.mkdtemp(prefix="ninfer-"))
@@ -91,7 +93,7 @@ class EngineProcess:
         return not self._over.is_set()
 
     def send(self, command: Command) -> None:
-        """Never waits; without effect on a process that has ended. It must have said hello."""
+        """Never waits; without effect on a process that has ended."""
         self._post(encode(command))
 
     def kill(self) -> None:
@@ -100,11 +102,9 @@ class EngineProcess:
             self._process.kill()
 
     async def stop(self, grace: float) -> None:
-        """Ask it to end, kill it after `grace` seconds, and wait until it is gone."""
-        if self._commands is None:
-            self.kill()
-        else:
-            self.send(Shutdown())
+        """Ask it to end, kill it after `grace` seconds, and wait until it is gone. One that still loads
+        doesn't listen; it must be killed."""
+        self.send(Shutdown())
         try:
             await asyncio.wait_for(self._over.wait(), grace)
         except TimeoutError:
@@ -120,7 +120,9 @@ class EngineProcess:
         return f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
 
     def _post(self, data: bytes) -> None:
-        assert self._commands is not None
+        if self._commands is None:
+            self._early.append(data)
+            return
         if self._socket.closed:
             return
         self._socket.send_multipart([self._commands, data])
@@ -151,6 +153,8 @@ class EngineProcess:
             return
         if isinstance(report, Hello):
             self._commands = sender
+            for early in self._early:
+                self._post(early)
         self._receive(report)
 
     def _attend(self, setup: bytes) -> None:

@@ -164,8 +164,8 @@ class Jobs:
             self._send(EngineFailed(health.error or "the engine has failed"))
 
 
-def main() -> int:
-    """Load, say so, and serve until told to end; the exit code says whether loading worked."""
+def main(work: Callable[[Setup, Line], int] | None = None) -> int:
+    """Do the work of an engine process (a test's own instead) until the server ends it; the exit code."""
     # The server decides when we end, also where a terminal or a supervisor signals everybody.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -173,18 +173,22 @@ def main() -> int:
     Thread(target=_end_with_server, args=(setup.address,), daemon=True).start()
     line = Line(setup)
     try:
-        try:
-            engine = _load(setup, line.send)
-        except Exception as error:
-            if not isinstance(error, NInferError):
-                traceback.print_exc()
-            line.send(LoadFailed(*described(error)))
-            return 1
-        with engine:
-            _serve(engine, line)
-        return 0
+        return (work or _work)(setup, line)
     finally:
         line.close()
+
+
+def _work(setup: Setup, line: Line) -> int:
+    try:
+        engine = _load(setup, line.send)
+    except Exception as error:
+        if not isinstance(error, NInferError):
+            traceback.print_exc()
+        line.send(LoadFailed(*described(error)))
+        return 1
+    with engine:
+        _serve(engine, line)
+    return 0
 
 
 def _load(setup: Setup, send: Callable[[Report], None]) -> Engine:
