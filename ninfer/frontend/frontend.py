@@ -153,10 +153,6 @@ class Frontend:
         """The text of `tokens`, special tokens left out unless asked for. Raises FrontendError."""
         return self._tokenizer.decode(tokens, keep_special=keep_special)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; raises FrontendError outside the public ids."""
-        return self._tokenizer.token_bytes(token_id)
-
     def preset(self, *, thinking: bool) -> SamplingPreset:
         """Sampling defaults; `thinking` is the prompt's `starts_in_thinking`."""
         return sampling_preset(self.architecture, thinking=thinking)

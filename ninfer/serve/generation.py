@@ -27,6 +27,7 @@ from ninfer.serve.errors import ApiError, as_api_error, invalid, unavailable
 from ninfer.serve.jobs import Job, JobStream, Link, LinkState
 from ninfer.serve.observer import Observer, RequestRecord
 from ninfer.serve.options import ServeOptions
+from ninfer.serve.toolcalls import callable_tools
 
 __all__ = ["Answer", "Service"]
 
@@ -202,7 +203,7 @@ class Service:
     def _rendered(self, request: GenerationRequest) -> Prompt:
         template = resolve.template_options(request, self.options)
         listed = [tool.declared() for tool in request.tools if tool.listed]
-        return self.frontend.render(
+        prompt = self.frontend.render(
             request.messages,
             tools=listed or None,
             thinking=template.thinking,
@@ -211,6 +212,8 @@ class Service:
             continue_final_message=request.continue_final,
             template_kwargs=template.kwargs,
         )
+        # What may be called decides whether calls are looked for, not what the prompt lists.
+        return replace(prompt, declares_tools=bool(callable_tools(request)))
 
     def _prepared(self, record: RequestRecord) -> Prepared:
         request, flags = record.request, self.options.sampling

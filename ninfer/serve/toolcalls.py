@@ -6,7 +6,17 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from ninfer.events import Channel
-from ninfer.serve.calls import AnswerEvent, GenerationRequest, Tool
+from ninfer.frontend import toolcalls
+from ninfer.frontend.toolcalls import CallParser
+from ninfer.serve.calls import (
+    AnswerEvent,
+    CallArguments,
+    CallBegan,
+    CallEnded,
+    GenerationRequest,
+    Text,
+    Tool,
+)
 from ninfer.serve.observer import CallReport
 
 
@@ -33,4 +43,41 @@ def callable_tools(request: GenerationRequest) -> tuple[Tool, ...]:
 
 def parser_for(request: GenerationRequest) -> Parser | None:
     """None if there is nothing to call: then all is text."""
-    return None
+    tools = callable_tools(request)
+    return _Calls(tools) if tools else None
+
+
+class _Calls:
+    """The frontend's parser, in the words of `calls`."""
+
+    def __init__(self, tools: Iterable[Tool]) -> None:
+        self._parser = CallParser([tool.declared() for tool in tools])
+
+    @property
+    def report(self) -> CallReport:
+        found = self._parser.report
+        return CallReport(
+            found.marker_seen,
+            found.structured_calls,
+            found.empty_arguments_omitted,
+            found.schema_mismatches,
+            found.fallback,
+        )
+
+    def feed(self, channel: Channel, text: str) -> Iterable[AnswerEvent]:
+        return map(_translated, self._parser.feed(channel, text))
+
+    def close(self) -> Iterable[AnswerEvent]:
+        return map(_translated, self._parser.close())
+
+
+def _translated(event: toolcalls.CallEvent) -> AnswerEvent:
+    match event:
+        case toolcalls.ContentText(text):
+            return Text("content", text)
+        case toolcalls.CallBegan(index, name):
+            return CallBegan(index, name)
+        case toolcalls.CallArguments(index, piece):
+            return CallArguments(index, piece)
+        case toolcalls.CallEnded(index, name, arguments):
+            return CallEnded(index, name, arguments)

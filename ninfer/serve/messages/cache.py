@@ -3,82 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from ninfer.serve.errors import ApiError, invalid
-from ninfer.serve.messages.blocks import is_billing
-from ninfer.serve.messages.fields import Json, as_object
+from ninfer.serve.fields import Fields
+from ninfer.serve.messages.blocks import read_blocks, system_blocks
 
 _LIMIT = 4
-_THINKING = ("thinking", "redacted_thinking")
 
 
-def check_cache_marks(body: Json) -> None:
-    """Raises a 400 for marks that the API doesn't allow. Shapes of blocks have been checked before."""
-    last: str | None = None  # the time to live of the last block that could carry a mark; "" without one
+def check_cache_marks(body: Fields) -> None:
+    """Raises a 400 for marks that the API doesn't allow."""
+    last: str | None = None  # the lifetime that the last block's mark asks for; None without one
+    any_block = False
     count = 0
-    for block, where in _blocks(body):
-        lifetime = _lifetime(block, f"{where}.cache_control")
-        if block.get("type") in _THINKING:
+    for block in _blocks(body):
+        lifetime = _lifetime(block)
+        if block.get("type") in ("thinking", "redacted_thinking"):
             if lifetime is not None:
-                raise _refused(f"{where} can't have a cache mark, because it holds thinking.")
+                block.refuse("cache_control", "can't mark a block of thinking", "invalid_cache_control")
             continue
         count += lifetime is not None
-        last = lifetime or ""
-    whole = _lifetime(body, "cache_control")
-    if whole is not None and last is not None:
-        if last and last != whole:
-            raise invalid(
-                f"cache_control asks for {whole}, the last block for {last}; ask for one of them.",
-                "cache_control",
-                "conflicting_cache_ttl",
+        last, any_block = lifetime, True
+    whole = _lifetime(body)
+    if whole is not None and any_block:
+        if last not in (None, whole):
+            body.refuse(
+                "cache_control", f"asks for {whole}, the last block for {last}", "conflicting_cache_ttl"
             )
-        count += not last
+        count += last is None
     if count > _LIMIT:
-        raise invalid(
-            f"The request has {count} cache marks; at most {_LIMIT} are allowed.",
+        body.refuse(
             "cache_control",
+            f"marks {count} places of the request; at most {_LIMIT} are allowed",
             "too_many_cache_breakpoints",
         )
 
 
-def _blocks(body: Json) -> Iterator[tuple[Json, str]]:
+def _blocks(body: Fields) -> Iterator[Fields]:
     """Everything that can carry a mark, in the order of the prompt; where marks have no effect left out."""
-    for index, tool in enumerate(body.get("tools") or ()):
-        yield tool, f"tools[{index}]"
-    system = body.get("system")
-    for index, block in enumerate(system if isinstance(system, list) else ()):
-        if not (index == 0 and is_billing(block)):
-            yield block, f"system[{index}]"
-    for index, message in enumerate(body["messages"]):
-        content = message.get("content")
-        if not isinstance(content, list):
-            if content:
-                yield {}, f"messages[{index}].content"
-            continue
-        calls = [block for block in content if block.get("type") == "tool_use"]
-        for number, block in enumerate(content):
-            where = f"messages[{index}].content[{number}]"
-            inner = block.get("content") if block.get("type") == "tool_result" else None
-            for part, nested in enumerate(inner if isinstance(inner, list) else ()):
-                yield nested, f"{where}.content[{part}]"
-            if not any(block is call for call in calls[:-1]):
-                yield block, where
+    yield from body.objects("tools")
+    if body.get("system"):
+        yield from system_blocks(body)
+    for message in body.objects("messages"):
+        blocks = read_blocks(message)
+        last_call = next((block for block in reversed(blocks) if block.get("type") == "tool_use"), None)
+        for block in blocks:
+            if block.get("type") == "tool_result" and block.get("content"):
+                yield from read_blocks(block)
+            if block.get("type") != "tool_use" or block is last_call:
+                yield block
 
 
-def _lifetime(block: Json, where: str) -> str | None:
+def _lifetime(block: Fields) -> str | None:
     """How long the mark asks to be kept, None without a mark."""
-    mark: Any = block.get("cache_control")
+    mark = block.object("cache_control")
     if mark is None:
         return None
-    mark = as_object(mark, where)
-    lifetime = mark.get("ttl") or "5m"
     if mark.get("type") != "ephemeral":
-        raise _refused(f"{where}.type must be 'ephemeral'.")
+        mark.refuse("type", "must be ephemeral", "invalid_cache_control")
+    lifetime = mark.get("ttl") or "5m"
     if lifetime not in ("5m", "1h"):
-        raise _refused(f"{where}.ttl must be '5m' or '1h'.")
+        mark.refuse("ttl", "must be 5m or 1h", "invalid_cache_control")
     return lifetime
-
-
-def _refused(message: str) -> ApiError:
-    return invalid(message, "cache_control", "invalid_cache_control")

@@ -6,58 +6,50 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ninfer.serve.errors import ApiError, invalid
-from ninfer.serve.messages.blocks import block_text, read_blocks, result_text, tool_input
-from ninfer.serve.messages.fields import Json, as_list, as_object, as_text, kind
+from ninfer.serve.fields import Fields, spelled
+from ninfer.serve.messages.blocks import block_text, read_blocks, result_text
 from ninfer.serve.messages.signature import opened
 from ninfer.serve.messages.tools import Toolbox
 
-_ROLES = ("user", "assistant", "system")
 Message = dict[str, Any]
 
 
 @dataclass
 class _Turn:
-    """Neighbouring messages of one role, as one; each block with its place in the request."""
+    """Neighbouring messages of one role, as one; `path` is the first one's."""
 
     role: str
-    where: str
-    blocks: list[tuple[Json, str]] = field(default_factory=list)
+    path: str
+    blocks: list[Fields] = field(default_factory=list)
 
 
-def read_conversation(system: str, value: Any, box: Toolbox) -> tuple[list[Message], bool]:
-    """The messages to render, and whether the last one is the answer's beginning.
+def read_conversation(
+    system: str, body: Fields, box: Toolbox, *, counting: bool = False
+) -> tuple[list[Message], bool]:
+    """The messages to render, and whether the last one is the answer's beginning. Raises `ApiError` 400.
 
-    `system` leads, if there is any. Tool references are looked up in `box`, which remembers them.
+    `system` leads, if there is any. Tool references are looked up in `box`, which remembers them. Where
+    tokens are only counted, the conversation may end anywhere.
     """
-    turns = _turns(value)
+    turns = _turns(body)
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     waiting: list[str] = []  # calls that have no result yet
     for index, turn in enumerate(turns):
-        final = index == len(turns) - 1
-        match turn.role:
-            case "system":
-                text = "".join(block_text(block, where) for block, where in turn.blocks)
-                if text:
-                    messages.append({"role": "system", "content": text})
-            case "user":
-                messages += _user(turn, waiting, box, first=index == 0)
-                waiting = []
-            case _:
-                _expect_results(waiting, turn.where)
-                message = _assistant(turn)
-                waiting = [call["id"] for call in message.get("tool_calls", ())]
-                if not final:
-                    messages.append(message)
-                elif not all(block["type"] in ("text", "redacted_thinking") for block, _ in turn.blocks):
-                    raise invalid(
-                        f"{turn.where} ends the conversation and would be continued, which only text can be; "
-                        f"end with a user message.",
-                        "messages",
-                        "assistant_prefill_not_supported",
-                    )
-                elif message["content"]:
-                    return [*messages, message], True
-    _expect_results(waiting, "messages")
+        if turn.role == "system":
+            if text := "".join(map(block_text, turn.blocks)):
+                messages.append({"role": "system", "content": text})
+        elif turn.role == "user":
+            messages += _user(turn, waiting, box, first=index == 0)
+            waiting = []
+        else:
+            _expect_results(waiting, turn.path)
+            message = _assistant(turn)
+            if index == len(turns) - 1:
+                return _with_final(messages, message, turn, counting=counting)
+            waiting = [call["id"] for call in message.get("tool_calls", ())]
+            messages.append(message)
+    if not counting:
+        _expect_results(waiting, "The end of messages")
     return messages, False
 
 
@@ -70,7 +62,7 @@ def fold_system(messages: list[Message]) -> list[Message]:
     held = ""
     for message in messages:
         if message["role"] == "system" and folded:
-            note = _reminder(message["content"])
+            note = f"<system-reminder>\n{message['content'].strip()}\n</system-reminder>"
             if folded[-1]["role"] in ("user", "tool"):
                 folded[-1]["content"] = _joined(folded[-1]["content"], note)
             else:
@@ -85,31 +77,24 @@ def fold_system(messages: list[Message]) -> list[Message]:
     return folded
 
 
-def _reminder(text: str) -> str:
-    return f"<system-reminder>\n{text.strip()}\n</system-reminder>"
-
-
 def _joined(first: str, second: str) -> str:
     return f"{first}\n\n{second}" if first and second else first or second
 
 
-def _turns(value: Any) -> list[_Turn]:
+def _turns(body: Fields) -> list[_Turn]:
     turns: list[_Turn] = []
-    for index, item in enumerate(as_list(value, "messages")):
-        where = f"messages[{index}]"
-        role = as_object(item, where).get("role")
-        if role not in _ROLES:
-            said = repr(role[:40]) if isinstance(role, str) else kind(role)
-            raise invalid(f"{where} must be by user, assistant or system, not {said}.", "messages")
+    for message in body.objects("messages"):
+        role = message.get("role")
+        if role not in ("user", "assistant", "system"):
+            # The member's path would make Claude Code send no system messages any more.
+            raise invalid(
+                f"{message.path} must be by user, assistant or system, not {spelled(role)}.", "messages"
+            )
         if not turns or turns[-1].role != role or role == "system":
-            turns.append(_Turn(role, where))
-        where += ".content"
-        turns[-1].blocks += (
-            (block, f"{where}[{number}]")
-            for number, block in enumerate(read_blocks(item.get("content"), where))
-        )
+            turns.append(_Turn(role, message.path))
+        turns[-1].blocks += read_blocks(message)
     if not turns:
-        raise invalid("messages is empty; send at least one message.", "messages")
+        body.refuse("messages", "must be a non-empty array")
     return turns
 
 
@@ -117,21 +102,22 @@ def _user(turn: _Turn, waiting: list[str], box: Toolbox, *, first: bool) -> list
     """Tool results in the order of their calls, then what the user says."""
     results: dict[str, Message] = {}
     texts: list[str] = []
-    for block, where in turn.blocks:
-        if block["type"] != "tool_result":
-            if block["type"] in ("tool_use", "thinking", "redacted_thinking"):
-                raise invalid(f"{where} is {block['type']}, which only the assistant can send.", "messages")
-            texts.append(block_text(block, where))
+    for block in turn.blocks:
+        kind = block.get("type")
+        if kind != "tool_result":
+            if kind in ("tool_use", "thinking", "redacted_thinking"):
+                block.refuse("type", f"is {kind}, which only assistant messages may have")
+            texts.append(block_text(block))
             continue
-        call = as_text(block.get("tool_use_id"), f"{where}.tool_use_id")
+        call = block.string("tool_use_id", required=True) or ""
         if texts:
-            raise _history(f"{where} comes behind other content; tool results come first.")
+            raise _history(f"{block.path} comes behind other content; tool results come first.")
         if call in results:
-            raise _history(f"{where} is a second result of one call.")
+            raise _history(f"{block.path} is a second result of one call.")
         if call not in waiting and not first:
-            raise _history(f"{where} names no call of the assistant message before it.")
-        results[call] = {"role": "tool", "content": result_text(block, where, box), "tool_call_id": call}
-    _expect_results([call for call in waiting if call not in results], turn.where)
+            raise _history(f"{block.path} names no call of the assistant message before it.")
+        results[call] = {"role": "tool", "content": result_text(block, box), "tool_call_id": call}
+    _expect_results([call for call in waiting if call not in results], turn.path)
     messages = [results[call] for call in waiting or results]
     if texts or not messages:
         messages.append({"role": "user", "content": "".join(texts)})
@@ -141,30 +127,21 @@ def _user(turn: _Turn, waiting: list[str], box: Toolbox, *, first: bool) -> list
 def _assistant(turn: _Turn) -> Message:
     reasoning: list[str] = []
     texts: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for block, where in turn.blocks:
-        match block["type"]:
+    calls: list[Message] = []
+    for block in turn.blocks:
+        match block.get("type"):
             case "thinking":
-                text = as_text(block.get("thinking"), f"{where}.thinking")
-                signature = block.get("signature")
-                if not text and signature is not None:
-                    text = opened(as_text(signature, f"{where}.signature"), f"{where}.signature")
-                reasoning.append(text)
+                reasoning.append(_thinking(block))
             case "redacted_thinking":
                 pass
             case "tool_use":
-                name = as_text(block.get("name"), f"{where}.name")
-                call = as_text(block.get("id"), f"{where}.id")
-                if not name:
-                    raise invalid(f"{where}.name is empty.", f"{where}.name")
-                if any(call == other["id"] for other in calls):
-                    raise _history(f"{where} has the id of another call in its message.")
-                function = {"name": name, "arguments": tool_input(block, where)}
-                calls.append({"type": "function", "id": call, "function": function})
+                calls.append(_call(block))
             case "tool_result":
-                raise _history(f"{where} is a tool_result, which only the user can send.")
+                raise _history(f"{block.path} is a tool_result, which only user messages may have.")
             case _:
-                texts.append(block_text(block, where))
+                texts.append(block_text(block))
+    if len({call["id"] for call in calls}) < len(calls):
+        raise _history(f"{turn.path} has two calls with one id.")
     message: Message = {"role": "assistant", "content": "".join(texts)}
     if any(reasoning):
         message["reasoning_content"] = "".join(reasoning)
@@ -173,11 +150,55 @@ def _assistant(turn: _Turn) -> Message:
     return message
 
 
-def _expect_results(calls: list[str], where: str) -> None:
+def _thinking(block: Fields) -> str:
+    """What was thought: the text, or what a signature of ours holds in its place."""
+    text = block.string("thinking", required=True)
+    signature = block.string("signature")
+    if text or signature is None:
+        return text or ""
+    try:
+        return opened(signature)
+    except ValueError:
+        block.refuse(
+            "signature",
+            "is one of this server's, but damaged; send it unchanged",
+            "invalid_thinking_signature",
+        )
+
+
+def _call(block: Fields) -> Message:
+    """An earlier call; its input is whatever object the client could make of it."""
+    arguments = block.object("input")
+    if arguments is None:
+        block.refuse("input", "must be an object, not null")
+    name = block.string("name", required=True)
+    if not name:
+        block.refuse("name", "must not be empty")
+    function = {"name": name, "arguments": arguments.members}
+    return {"type": "function", "id": block.string("id", required=True), "function": function}
+
+
+def _with_final(
+    messages: list[Message], message: Message, turn: _Turn, *, counting: bool
+) -> tuple[list[Message], bool]:
+    """An assistant message at the end is the beginning of the answer, if it says anything."""
+    if any(block.get("type") in ("thinking", "tool_use") for block in turn.blocks):
+        if counting:
+            return [*messages, message], False
+        raise invalid(
+            f"{turn.path} ends the conversation and would be continued, which only text can be; "
+            f"end with a user message.",
+            "messages",
+            "assistant_prefill_not_supported",
+        )
+    return ([*messages, message], True) if message["content"] else (messages, False)
+
+
+def _expect_results(calls: list[str], path: str) -> None:
     if calls:
         raise _history(
-            f"{where} must begin with a tool_result for each call of the assistant message before it; "
-            f"{len(calls)} of them are missing."
+            f"{path} must begin with a tool_result for each call of the assistant message before; "
+            f"{len(calls)} are missing."
         )
 
 

@@ -59,9 +59,10 @@ class MessageEvents:
         self._begun = Begun(prompt_tokens, 0)
         self._started = False
         self._index = -1  # of the last block
-        self._open: str | int | None = None  # "thinking", "text" or the number of a call
+        self._open: str | None = None  # the last block's type, until it ends
         self._reasoning: list[str] = []
         self._input_sent = False
+        self._cut = False
         self._last = 0.0
 
     def of(self, event: AnswerEvent) -> Iterator[Event]:
@@ -74,17 +75,19 @@ class MessageEvents:
                 yield from self._think(text)
             case Text(text=text) if text:
                 if self._open != "text":
-                    yield from self._begin("text", {"type": "text", "text": ""})
+                    yield from self._begin({"type": "text", "text": ""})
                 yield self._delta("text_delta", text=text)
-            case CallBegan(index=call, name=name):
+            case CallBegan(name=name):
                 block = {"type": "tool_use", "id": new_id("toolu"), "name": name, "input": {}}
-                yield from self._begin(call, block)
+                yield from self._begin(block)
                 self._input_sent = False
-            case CallArguments(json=piece) if piece:
+            case CallArguments(json=piece, cut=False) if piece:
                 self._input_sent = True
                 yield self._delta("input_json_delta", partial_json=piece)
-            case CallEnded(arguments=arguments):
-                if not self._input_sent:
+            case CallEnded(arguments=arguments, cut=cut):
+                # The input of a call that was cut stays broken, so that no client executes half of it.
+                self._cut = cut
+                if not self._input_sent and not cut:
                     yield self._delta("input_json_delta", partial_json=arguments)
                 yield from self._end()
             case Finished():
@@ -113,7 +116,7 @@ class MessageEvents:
 
     def _think(self, text: str) -> Iterator[Event]:
         if self._open != "thinking":
-            yield from self._begin("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            yield from self._begin({"type": "thinking", "thinking": "", "signature": ""})
         if not self._omit:
             yield self._delta("thinking_delta", thinking=text)
             return
@@ -121,10 +124,10 @@ class MessageEvents:
         if self._clock() - self._last >= _QUIET_SECONDS:
             yield self._delta("thinking_delta", thinking="")
 
-    def _begin(self, which: str | int, block: Event) -> Iterator[Event]:
+    def _begin(self, block: Event) -> Iterator[Event]:
         yield from self._end()
         self._index += 1
-        self._open = which
+        self._open = block["type"]
         self._last = self._clock()
         yield {"type": "content_block_start", "index": self._index, "content_block": block}
 
@@ -143,11 +146,9 @@ class MessageEvents:
         return {"type": "content_block_delta", "index": self._index, "delta": {"type": kind, **members}}
 
     def _finish(self, event: Finished) -> Iterator[Event]:
-        cut = isinstance(self._open, int)  # the answer ended inside a call, which nobody may execute
         yield from self._end()
-        limit = event.reason in (FinishReason.OUTPUT_LIMIT, FinishReason.CONTEXT_CAPACITY)
         reason = _STOP_REASONS.get(event.reason, "end_turn")
-        if event.calls and not (cut and limit):
+        if event.calls and not self._cut:
             reason = "tool_use"
         sequence = event.stop_string if reason == "stop_sequence" else None
         yield {

@@ -31,7 +31,7 @@ from ninfer.serve.server import Server
 def router(server: Server) -> APIRouter:
     """`POST /v1/messages` and `/v1/messages/count_tokens`. Query parameters (`beta=true`) and beta headers
     have no effect."""
-    routes = APIRouter(tags=["Anthropic Messages"])
+    routes = APIRouter()
     terms = Terms(
         default_max_tokens=server.options.default_max_tokens,
         closer_tokens=len(server.frontend.thinking_closer),
@@ -42,7 +42,6 @@ def router(server: Server) -> APIRouter:
         body = await read_json(request, server)
         return read_request(body, terms, client=client_label(request), counting=counting)
 
-    @routes.post("/v1/messages", **CREATE)
     async def create(request: Request) -> Response:
         wanted = await read(request, counting=False)
         answer = await prepare(request, server, wanted.generation)
@@ -54,11 +53,12 @@ def router(server: Server) -> APIRouter:
             return event_stream(answer, chunks, server.options.keep_alive)
         return json_response(await until_disconnect(request, answer, _whole(answer, message)))
 
-    @routes.post("/v1/messages/count_tokens", **COUNT)
     async def count_tokens(request: Request) -> Response:
         wanted = await read(request, counting=True)
         return json_response({"input_tokens": await server.service.count(wanted.generation)})
 
+    routes.add_api_route("/v1/messages", create, methods=["POST"], **CREATE)
+    routes.add_api_route("/v1/messages/count_tokens", count_tokens, methods=["POST"], **COUNT)
     return routes
 
 

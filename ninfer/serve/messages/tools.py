@@ -5,28 +5,27 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from ninfer.serve.calls import Tool, ToolChoice
 from ninfer.serve.errors import invalid
-from ninfer.serve.messages.fields import Json, as_list, as_object, as_text, flag, kind, optional_text
+from ninfer.serve.fields import Fields, spelled
 
 # A name stands inside `<function=...>` in the prompt.
-_NAME = re.compile(r"[^\s<>](?:[^\n\r<>]{0,126}[^\s<>])?")
+_NAME = re.compile(r"[^\s<>\"'={}]([^<>\"'={}\x00-\x1f\x7f]{0,126}[^\s<>\"'={}])?")
 _NEWLY_AVAILABLE = "Now available, besides the functions listed before, and called in the same way:"
 
 
 @dataclass
 class Toolbox:
     """`listed` tools stand in the prompt's list. `deferred` ones become known, and callable, where a message
-    refers to them. `foreign` are declared tools that this server can't offer: those that Anthropic's own
-    servers run, and kinds that it doesn't know."""
+    refers to them: then they are `referred`. `foreign` are declared tools that this server can't offer: those
+    that Anthropic's own servers run, and kinds that it doesn't know."""
 
-    listed: dict[str, Tool]
-    deferred: dict[str, Tool]
-    foreign: frozenset[str]
-    referred: dict[str, Tool]
+    listed: dict[str, Tool] = field(default_factory=dict)
+    deferred: dict[str, Tool] = field(default_factory=dict)
+    referred: dict[str, Tool] = field(default_factory=dict)
+    foreign: set[str] = field(default_factory=set)
 
     def definitions(self, names: Sequence[str]) -> str:
         """What the model reads where a message refers to tools; from now on they may be called."""
@@ -57,82 +56,67 @@ def _described(tool: Tool) -> str:
         raise invalid(f"The input_schema of tool {tool.name!r} is nested too deep.", "tools") from None
 
 
-def read_tools(value: Any) -> Toolbox:
-    """The `tools` of a request."""
-    listed: dict[str, Tool] = {}
-    deferred: dict[str, Tool] = {}
-    foreign: set[str] = set()
+def read_tools(body: Fields) -> Toolbox:
+    """The `tools` of a request. Raises `ApiError` 400."""
+    box = Toolbox()
     searched_here = False
-    for index, item in enumerate([] if value is None else as_list(value, "tools")):
-        where = f"tools[{index}]"
-        item = as_object(item, where)
-        declared = optional_text(item, "type", f"{where}.")
-        if declared not in (None, "custom"):
-            searched_here |= declared.startswith("tool_search_tool")
-            foreign.add(str(item.get("name", "")))
+    for item in body.objects("tools"):
+        kind = item.string("type")
+        if kind not in (None, "custom"):
+            searched_here |= kind.startswith("tool_search_tool")
+            box.foreign.add(item.string("name") or "")
             continue
-        tool = _tool(item, where)
-        callers = item.get("allowed_callers")
-        if callers is not None and "direct" not in as_list(callers, f"{where}.allowed_callers"):
-            foreign.add(tool.name)
+        tool = _tool(item)
+        callers = item.array("allowed_callers")
+        if callers is not None and "direct" not in callers:
+            box.foreign.add(tool.name)
             continue
-        if tool.name in listed or tool.name in deferred:
-            raise invalid(
-                f"tools has two tools named {tool.name!r}; names must be different.",
-                where,
-                "duplicate_tool_name",
-            )
-        (deferred if flag(item, "defer_loading", f"{where}.") else listed)[tool.name] = tool
-    if searched_here:  # a search that only Anthropic's servers run: without it nothing would refer to them
-        listed.update(deferred)
-        deferred = {}
-    return Toolbox(listed, deferred, frozenset(foreign), {})
+        if tool.name in box.listed or tool.name in box.deferred:
+            item.refuse("name", f"is {spelled(tool.name)} a second time", "duplicate_tool_name")
+        (box.deferred if item.boolean("defer_loading") else box.listed)[tool.name] = tool
+    if searched_here:  # only Anthropic's servers run that search: without it nothing would refer to them
+        box.listed.update(box.deferred)
+        box.deferred.clear()
+    return box
 
 
-def _tool(item: Json, where: str) -> Tool:
-    name = as_text(item.get("name"), f"{where}.name")
+def _tool(item: Fields) -> Tool:
+    name = item.string("name", required=True) or ""
     if not _NAME.fullmatch(name):
-        raise invalid(
-            f"{where}.name must have 1 to 128 characters without line breaks, '<' and '>'.",
-            f"{where}.name",
+        item.refuse(
+            "name",
+            f"must have 1 to 128 characters, none of them < > = {{ }} or a quote, and no space at its ends, "
+            f"not {spelled(name)}",
             "invalid_tool_name",
         )
-    return Tool(
-        name,
-        as_object(item.get("input_schema"), f"{where}.input_schema"),
-        optional_text(item, "description", f"{where}."),
-        strict=bool(flag(item, "strict", f"{where}.")),
-    )
+    schema = item.object("input_schema")
+    if schema is None:
+        item.refuse("input_schema", "is missing; send the JSON schema of an object")
+    return Tool(name, schema.members, item.string("description"), item.boolean("strict") or False)
 
 
-def read_choice(value: Any, box: Toolbox) -> tuple[ToolChoice, bool]:
+def read_choice(body: Fields, box: Toolbox) -> tuple[ToolChoice, bool]:
     """The `tool_choice` of a request, and whether several calls are allowed in one answer."""
-    if value is None:
+    choice = body.object("tool_choice")
+    if choice is None:
         return ToolChoice(), True
-    choice = as_object(value, "tool_choice")
-    parallel = not flag(choice, "disable_parallel_tool_use", "tool_choice.")
-    match choice.get("type"):
-        case "auto":
-            return ToolChoice(), parallel
-        case "none":
-            return ToolChoice("none"), parallel
+    parallel = not choice.boolean("disable_parallel_tool_use")
+    match choice.choice("type", ("auto", "any", "tool", "none")):
         case "any":
-            if box.listed or box.referred:
+            if box.offered():
                 return ToolChoice("required"), parallel
-            if box.foreign:
-                return ToolChoice(), parallel
-            raise invalid("tool_choice asks for a call, but no tool can be called.", "tool_choice")
+            if not box.foreign:
+                choice.refuse("type", "asks for a call, but there is no tool to call")
         case "tool":
-            name = as_text(choice.get("name"), "tool_choice.name")
+            name = choice.string("name", required=True) or ""
             if name in box.deferred and name not in box.referred:
                 box.listed[name] = box.deferred[name]
             if name in box.listed or name in box.referred:
                 return ToolChoice("required", (name,)), parallel
-            if name in box.foreign:
-                return ToolChoice(), parallel
-            raise invalid("tool_choice.name is no name in tools.", "tool_choice.name")
-        case other:
-            said = repr(other[:40]) if isinstance(other, str) else kind(other)
-            raise invalid(
-                f"tool_choice.type must be auto, any, tool or none, not {said}.", "tool_choice.type"
-            )
+            if name not in box.foreign:
+                choice.refuse("name", f"is {spelled(name)}, which is no tool of the request")
+        case "none":
+            return ToolChoice("none"), parallel
+        case None:
+            choice.refuse("type", "is missing; send auto, any, tool or none")
+    return ToolChoice(), parallel

@@ -8,13 +8,14 @@ import pytest
 
 from ninfer.serve.messages.request import MessagesRequest, Terms, read_request
 
-CLIENTS = Path(__file__).parents[2] / "data" / "clients"
+DATA = Path(__file__).parents[2] / "data" / "clients"
+CLIENTS = ("claude-code", "anthropic-python", "opencode", "aider")
 TERMS = Terms(default_max_tokens=8192, closer_tokens=25, system_anywhere=True)
 
 
 def recorded(client: str) -> list[dict[str, Any]]:
     """A client's requests to /v1/messages and count_tokens, in the order of its file."""
-    (file,) = CLIENTS.glob(f"{client}-*.jsonl")
+    (file,) = DATA.glob(f"{client}-*.jsonl")
     lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
     return [line for line in lines if line["path"].startswith("/v1/messages")]
 
@@ -27,7 +28,7 @@ def recording(client: str, case: str, step: int) -> dict[str, Any]:
 
 RECORDED = [
     pytest.param(line, id=f"{client}-{line['case']}-{line['step']}")
-    for client in ("claude-code", "anthropic-python", "opencode", "aider")
+    for client in CLIENTS
     for line in recorded(client)
 ]
 
@@ -50,11 +51,11 @@ def assistant(*blocks: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": list(blocks)}
 
 
-def text(words: str, **members: Any) -> dict[str, Any]:
+def text(words: Any, **members: Any) -> dict[str, Any]:
     return {"type": "text", "text": words, **members}
 
 
-def use(call: str, name: str = "Bash", **arguments: Any) -> dict[str, Any]:
+def use(call: str, name: Any = "Bash", **arguments: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": call, "name": name, "input": arguments}
 
 

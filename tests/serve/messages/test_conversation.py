@@ -214,6 +214,16 @@ def test_histories_that_are_refused(messages, members, code):
         assert word not in caught.value.message
 
 
+def test_counting_may_end_anywhere():
+    for messages in (["x", assistant(use("t"))], ["x", assistant(text("a"), use("t"))]):
+        wanted = read(*messages, counting=True).generation
+        assert not wanted.continue_final
+        assert "tool_calls" in wanted.messages[-1]
+    assert read("x", assistant(text("a")), counting=True).generation.continue_final
+    note = {"role": "system", "content": "note"}
+    assert read("x", assistant(use("t")), note, counting=True).generation.messages[-1] == note
+
+
 def test_system_messages_are_folded_into_what_the_user_sent():
     def fold(*messages):
         return [(m["role"], m["content"]) for m in fold_system(said(*messages, system="top"))]

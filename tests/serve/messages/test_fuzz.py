@@ -12,9 +12,9 @@ from ninfer.serve.errors import ApiError
 from ninfer.serve.messages.conversation import fold_system
 from ninfer.serve.messages.request import read_request
 from tests.serve.fakes import nano_frontend
-from tests.serve.messages.conftest import RECORDED, TERMS
+from tests.serve.messages.conftest import CLIENTS, TERMS, recorded
 
-BODIES = [parameter.values[0]["body"] for parameter in RECORDED]
+BODIES: list[Any] = [line["body"] for client in CLIENTS for line in recorded(client)]
 WORDS = [
     *(
         "text",

@@ -190,7 +190,9 @@ def test_a_call_that_the_limit_cut_is_not_to_be_executed():
         CallEnded(0, "f", "{}"),
         CallBegan(1, "Write"),
         CallArguments(1, '{"path": "a'),
-        finished(FinishReason.OUTPUT_LIMIT, calls=1),
+        CallArguments(1, '"}', cut=True),
+        CallEnded(1, "Write", '{"path": "a"}', cut=True),
+        finished(FinishReason.OUTPUT_LIMIT, calls=2),
     )
     assert whole["stop_reason"] == "max_tokens"
     assert whole["content"][1]["input"] == {}

@@ -8,14 +8,27 @@ from typing import Any
 
 import anthropic
 import httpx
+import httpx2
 import pytest
 from anthropic.types import Message
 
 from ninfer.engine import Output
 from ninfer.errors import UnavailableError
 from ninfer.events import Channel, FinishReason
-from tests.serve.fakes import Call, FakeLink, Recorder, call_text, calls, events_of, make_server, says, thinks
-from tests.serve.messages.app import app_of
+from ninfer.serve.app import create_app
+from ninfer.serve.calls import JsonFormat
+from tests.serve.fakes import (
+    Call,
+    FakeLink,
+    Recorder,
+    call_text,
+    calls,
+    events_of,
+    make_server,
+    nano_frontend,
+    says,
+    thinks,
+)
 from tests.serve.messages.conftest import RECORDED, assistant, body, recording, result, text, tool, use, user
 from tests.serve.messages.test_response import EVENTS, kinds
 
@@ -25,11 +38,19 @@ TOOLS = [tool("Bash", input_schema=LOOKS)]
 
 
 def client(link: FakeLink | None = None, *observers, **options) -> httpx.AsyncClient:
-    app = app_of(make_server(link, *observers, **options))
+    app = create_app(make_server(link, *observers, **options))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
-async def ask(link: FakeLink | None, sent: Any, path: str = "/v1/messages?beta=true", **options) -> httpx.Response:
+def sdk_on(link: FakeLink) -> anthropic.AsyncAnthropic:
+    transport: Any = httpx2.ASGITransport(create_app(make_server(link)))
+    http = httpx2.AsyncClient(transport=transport, base_url="http://test")
+    return anthropic.AsyncAnthropic(base_url="http://test", api_key="k", http_client=http)
+
+
+async def ask(
+    link: FakeLink | None, sent: Any, path: str = "/v1/messages?beta=true", **options
+) -> httpx.Response:
     async with client(link, **options) as http:
         return await http.post(path, json=sent)
 
@@ -80,7 +101,8 @@ async def test_a_stream():
 
 async def test_omitted_thinking_comes_back():
     link = FakeLink(says(thinks("Se"), thinks("cret."), "Hi."))
-    sent = body("hi", thinking={"type": "adaptive", "display": "omitted"}, max_tokens=500)
+    thinking = {"type": "adaptive", "display": "omitted"}
+    sent = body("hi", thinking=thinking, preserve_thinking=True, max_tokens=500)
     async with client(link) as http:
         first = (await http.post("/v1/messages", json=sent)).json()
         assert first["content"][0]["thinking"] == ""
@@ -131,7 +153,9 @@ async def test_a_call_that_the_limit_cuts_stays_broken():
     written = call_text("Bash", command="rm -r /tmp/a/b").partition("/b")[0]
     link = FakeLink(says(calls(written), reason=FinishReason.OUTPUT_LIMIT))
     events = await streamed(link, body("list", tools=TOOLS, thinking={"type": "disabled"}))
-    parts = [event["delta"].get("partial_json", "") for event in events if event["type"] == "content_block_delta"]
+    parts = [
+        event["delta"].get("partial_json", "") for event in events if event["type"] == "content_block_delta"
+    ]
     with pytest.raises(ValueError):
         json.loads("".join(parts))
     assert events[-2]["delta"]["stop_reason"] == "max_tokens"
@@ -163,7 +187,9 @@ async def test_counting():
 async def test_billing_lines_are_not_counted():
     billed = body("hi", system=[text("x-anthropic-billing-header: cc_version=1;"), text("Be kind.")])
     path = "/v1/messages/count_tokens"
-    assert (await ask(None, billed, path)).json() == (await ask(None, body("hi", system="Be kind."), path)).json()
+    assert (await ask(None, billed, path)).json() == (
+        await ask(None, body("hi", system="Be kind."), path)
+    ).json()
 
 
 async def test_a_prompt_that_is_too_long_is_said_in_the_words_that_clients_know():
@@ -233,7 +259,7 @@ async def test_a_client_that_leaves_cancels_the_job(stream):
     gate = asyncio.Event()
     link, seen = FakeLink(says("Hel", gate, "lo")), Recorder()
     server = make_server(link, seen)
-    call = Call(app_of(server), "POST", "/v1/messages", body("hi", stream=stream))
+    call = Call(create_app(server), "POST", "/v1/messages", body("hi", stream=stream))
     while not link.streams:
         await asyncio.sleep(0.01)
     if stream:
@@ -258,8 +284,7 @@ async def test_the_label_of_a_client_is_checked():
 async def test_the_official_sdk():
     written = call_text("Bash", command="ls")
     link = FakeLink(says(thinks("Hm."), "Look.", calls(written)), says("done."))
-    http = client(link)
-    async with anthropic.AsyncAnthropic(base_url="http://test", api_key="k", http_client=http) as sdk:
+    async with sdk_on(link) as sdk:
         talk: list[Any] = [{"role": "user", "content": "list"}]
         tools: list[Any] = TOOLS
         async with sdk.messages.stream(model="m", max_tokens=500, messages=talk, tools=tools) as stream:
@@ -287,14 +312,13 @@ async def test_the_official_sdk():
 
 async def test_the_sdks_tool_runner_falls_back_to_whole_histories():
     link = FakeLink(says(calls(call_text("list_dir", path="/"))), says("done."))
-    http = client(link)
 
     @anthropic.beta_async_tool
     async def list_dir(path: str) -> str:
         """Lists a directory."""
         return f"a.txt in {path}"
 
-    async with anthropic.AsyncAnthropic(base_url="http://test", api_key="k", http_client=http) as sdk:
+    async with sdk_on(link) as sdk:
         runner = sdk.beta.messages.tool_runner(
             model="m", max_tokens=300, tools=[list_dir], messages=[{"role": "user", "content": "list"}]
         )
@@ -304,13 +328,17 @@ async def test_the_sdks_tool_runner_falls_back_to_whole_histories():
     assert "list<|im_end|>" in link.jobs[-1].prompt.text
 
 
-async def test_structured_output_reaches_the_engine():
+async def test_structured_output_and_strict_tools_reach_the_service():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     link, seen = FakeLink(says('{"a": 1}')), Recorder()
-    sent = body("hi", output_config={"format": {"type": "json_schema", "schema": schema}})
-    assert (await ask(link, sent)).json()["content"] == [{"type": "text", "text": '{"a": 1}'}]
-    assert link.jobs[0].options.grammar is not None
-    assert seen.told == []
+    wanted = {"format": {"type": "json_schema", "schema": schema}}
+    sent = body("hi", output_config=wanted, tools=[tool(strict=True)], tool_choice={"type": "any"})
+    async with client(link, seen) as http:
+        assert (await http.post("/v1/messages", json=sent)).status_code == 200
+    asked = seen.records[0].request
+    assert asked.response_format == JsonFormat(schema)
+    assert asked.tools[0].strict
+    assert asked.tool_choice.mode == "required"
 
 
 async def test_a_tool_that_a_result_refers_to_can_be_called():
@@ -322,3 +350,15 @@ async def test_a_tool_that_a_result_refers_to_can_be_called():
     assert answer["content"][0]["name"] == "Fetch"
     alone = {**talk, "tools": [fetch]}
     assert (await ask(link, alone)).json()["content"][0]["name"] == "Fetch"
+
+
+@pytest.mark.parametrize("room", [1, 20, 60, 99, 1000, 1024, 1030, 1060, 2000])
+async def test_a_budget_gives_way_to_what_is_left_of_the_context(room):
+    """Else a long conversation would once meet a length at which its request is refused."""
+    sent = body("hi", thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=32000)
+    count = (await ask(None, sent, "/v1/messages/count_tokens")).json()["input_tokens"]
+    link = FakeLink(max_context=count + room - 1)
+    assert (await ask(link, sent)).status_code == 200
+    budget = link.jobs[0].options.thinking_budget
+    closer = len(nano_frontend().thinking_closer)
+    assert budget is None or budget >= room or budget + closer + 1 <= room
