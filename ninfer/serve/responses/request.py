@@ -109,19 +109,15 @@ class Create:
     shrink: bool = False
     echo: Json = field(default_factory=dict)
 
-    def by(self, client: str | None) -> Create:
-        """The same, sent by the client of that label."""
-        return replace(self, generation=replace(self.generation, client=client))
-
     def shortened(self, history: tuple[Json, ...]) -> Create:
         """The same with another history in the prompt."""
         messages = messages_of(history, self.toolbox, self.instructions)
         return replace(self, generation=replace(self.generation, messages=messages))
 
 
-def read_create(body: Any, store: Store) -> Create:
-    """Check a create request. Raises ApiError."""
-    body = _read_body(body, CREATE_FIELDS)
+def read_create(body: Json, store: Store, client: str | None = None) -> Create:
+    """Check a create request of the client of that label. Raises ApiError."""
+    _check_body(body, CREATE_FIELDS)
     _refuse_platform(body)
     create = _read_common(body, store)
     include = _read_include(body)
@@ -149,34 +145,30 @@ def read_create(body: Any, store: Store) -> Create:
         temperature=read_number(body.get("temperature"), "temperature", 0, 2),
         top_p=read_number(body.get("top_p"), "top_p", 0, 1),
         logprobs=top or 0 if top or LOGPROBS in include else None,
+        client=client,
     )
     return replace(
         create, generation=generation, store=echo["store"], encrypted=ENCRYPTED in include, echo=echo
     )
 
 
-def read_count(body: Any, store: Store, default_model: str) -> Create:
+def read_count(body: Json, store: Store) -> Create:
     """Check a request to count the tokens of an input. Raises ApiError."""
-    body = _read_body(body, COUNT_FIELDS)
+    _check_body(body, COUNT_FIELDS)
     if body.get("personality") is not None:
         raise invalid("personality is not supported.", "personality", "personality_not_supported")
-    if body.get("model") is None:
-        body = {**body, "model": default_model}
     return _read_common(body, store)
 
 
-def _read_body(body: Any, known: frozenset[str]) -> Json:
-    if not isinstance(body, dict):
-        raise invalid(f"The body must be a JSON object, not {shown(body)}.")
+def _check_body(body: Json, known: frozenset[str]) -> None:
     refuse_unknown(body, known)
-    nested = body
+    nested: Any = body
     for _ in range(_MARGIN):
         nested = [nested]
     try:
         orjson.dumps(nested)
     except orjson.JSONEncodeError as error:
         raise invalid(f"The body can't be stored as JSON, it is nested too deeply: {error}.") from error
-    return body
 
 
 def _read_common(body: Json, store: Store) -> Create:

@@ -18,7 +18,7 @@ from ninfer.serve.http import (
     json_response,
     known_model,
     prepare,
-    read_json,
+    read_object,
     sse,
     until_disconnect,
 )
@@ -44,7 +44,7 @@ _NO_WEBSOCKET = ApiError(
 
 def router(server: Server) -> APIRouter:
     """Create, fetch, list, delete, count; what is stored lives as long as the router."""
-    api = APIRouter(prefix="/v1/responses", tags=["Responses"])
+    api = APIRouter(prefix="/v1/responses")
     store = Store(server.options.response_store_records, server.options.response_store_bytes)
     _add_creation(api, server, store)
     _add_resources(api, store)
@@ -52,12 +52,11 @@ def router(server: Server) -> APIRouter:
 
 
 def _add_creation(api: APIRouter, server: Server, store: Store) -> None:
-    @api.post("", summary="Make a response", **schema.CREATE)
+    @api.post("", **schema.CREATE)
     async def create(request: Request) -> Response:
-        body = await read_json(request, server)
-        asked = read_create(body, store)
-        known_model(asked.generation.model, server)
-        asked = asked.by(client_label(request))
+        body = await read_object(request, server)
+        known_model(body.get("model"), server)
+        asked = read_create(body, store, client_label(request))
         if asked.store:
             store.check(asked.history)
         if asked.shrink:
@@ -69,10 +68,12 @@ def _add_creation(api: APIRouter, server: Server, store: Store) -> None:
         response = await until_disconnect(request, answer, _whole(events, answer, asked, store))
         return json_response(response)
 
-    @api.post("/input_tokens", summary="Count the tokens of an input", **schema.COUNT)
+    @api.post("/input_tokens", **schema.COUNT)
     async def input_tokens(request: Request) -> Response:
-        asked = read_count(await read_json(request, server), store, server.model_id)
-        known_model(asked.generation.model, server)
+        body = await read_object(request, server)
+        body.setdefault("model", server.model_id)
+        known_model(body["model"], server)
+        asked = read_count(body, store)
         tokens = await server.service.count(asked.generation)
         return json_response({"object": "response.input_tokens", "input_tokens": tokens})
 
@@ -93,7 +94,7 @@ def _add_creation(api: APIRouter, server: Server, store: Store) -> None:
         headers = _NO_WEBSOCKET.headers
         await socket.send_denial_response(json_response(openai_body(_NO_WEBSOCKET), 426, headers))
 
-    @api.post("/compact", summary="Not supported: always an error")
+    @api.post("/compact", **schema.COMPACT)
     async def compact() -> Response:
         raise invalid(
             "Compaction is not supported; ask for a summary in a request of its own.",
@@ -103,21 +104,21 @@ def _add_creation(api: APIRouter, server: Server, store: Store) -> None:
 
 
 def _add_resources(api: APIRouter, store: Store) -> None:
-    @api.get("/{response_id}", summary="A stored response", **schema.RETRIEVE)
+    @api.get("/{response_id}", **schema.RETRIEVE)
     async def retrieve(response_id: str, request: Request) -> Response:
         _check_query(request)
         return json_response(store.get(response_id).response)
 
-    @api.delete("/{response_id}", summary="Forget a stored response")
+    @api.delete("/{response_id}", **schema.DELETE)
     async def delete(response_id: str) -> Response:
         store.delete(response_id)
         return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
 
-    @api.get("/{response_id}/input_items", summary="A stored response's input", **schema.ITEMS)
+    @api.get("/{response_id}/input_items", **schema.ITEMS)
     async def input_items(response_id: str, request: Request) -> Response:
         return json_response(listed(store.get(response_id).items, request.query_params.multi_items()))
 
-    @api.post("/{response_id}/cancel", summary="Not supported: always an error")
+    @api.post("/{response_id}/cancel", **schema.CANCEL)
     async def cancel(response_id: str) -> Response:
         store.get(response_id)
         raise invalid(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ninfer.serve.openapi import GENERATION, PLAIN, operation, path_parameter
 from ninfer.serve.responses.request import COUNT_FIELDS, CREATE_FIELDS
 
 _OBJECT = {"type": "object"}
@@ -69,32 +70,53 @@ def _query(name: str, schema: Any) -> Any:
 
 def _body(names: frozenset[str], required: list[str]) -> Any:
     properties = {name: _FIELDS.get(name, {}) for name in sorted(names)}
-    content = {
-        "type": "object",
-        "properties": properties,
-        "required": required,
-        "additionalProperties": False,
-    }
-    return {"required": True, "content": {"application/json": {"schema": content}}}
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
-CREATE: dict[str, Any] = {
-    "openapi_extra": {"requestBody": _body(CREATE_FIELDS, ["model"])},
-    "responses": {
-        200: {
-            "description": "The response, or its events",
-            "content": {"application/json": {"schema": _OBJECT}, "text/event-stream": {"schema": _STRING}},
-        }
-    },
-}
-COUNT: dict[str, Any] = {"openapi_extra": {"requestBody": _body(COUNT_FIELDS, [])}}
-RETRIEVE: dict[str, Any] = {"openapi_extra": {"parameters": [_query("include_obfuscation", _FLAG)]}}
-ITEMS: dict[str, Any] = {
-    "openapi_extra": {
-        "parameters": [
-            _query("after", _STRING),
-            _query("limit", {"type": "integer", "minimum": 1, "maximum": 100}),
-            _query("order", {"enum": ["asc", "desc"]}),
-        ]
-    }
-}
+def _object(kind: str, *members: str) -> Any:
+    properties = {"object": {"const": kind}, **{name: {} for name in members}}
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+_RESPONSE = _object("response", "id", "status", "model", "output", "usage")
+_ID = path_parameter("response_id")
+_STORED = (400, 401, 404)
+
+CREATE = operation(
+    "Answer an input (OpenAI Responses)",
+    body=_body(CREATE_FIELDS, ["model"]),
+    ok=_RESPONSE,
+    stream=True,
+    errors=GENERATION,
+)
+COUNT = operation(
+    "Count the tokens of an input",
+    body=_body(COUNT_FIELDS, []),
+    ok=_object("response.input_tokens", "input_tokens"),
+    errors=(*PLAIN, 404),
+)
+COMPACT = operation("Refused: there is no compaction", body=_OBJECT, errors=(400, 401))
+RETRIEVE = operation(
+    "A stored response",
+    ok=_RESPONSE,
+    errors=_STORED,
+    parameters=[_ID, _query("include_obfuscation", _FLAG)],
+)
+DELETE = operation(
+    "Forget a stored response",
+    ok=_object("response.deleted", "id", "deleted"),
+    errors=(401, 404),
+    parameters=[_ID],
+)
+ITEMS = operation(
+    "The input of a stored response",
+    ok=_object("list", "data", "first_id", "last_id", "has_more"),
+    errors=_STORED,
+    parameters=[
+        _ID,
+        _query("after", _STRING),
+        _query("limit", {"type": "integer", "minimum": 1, "maximum": 100}),
+        _query("order", {"enum": ["asc", "desc"]}),
+    ],
+)
+CANCEL = operation("Refused: nothing runs in the background", errors=_STORED, parameters=[_ID])

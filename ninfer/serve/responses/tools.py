@@ -21,8 +21,8 @@ DEFAULT_NAMESPACE = "functions"
 """The namespace that tools outside of namespaces belong to; its name is neither added nor answered."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
-# Names of reported clients: dots (MCP servers in editors), spaces (OpenFox), slashes and colons.
-_ACCEPTED = re.compile(r"[A-Za-z0-9_.:/ -]{1,128}")
+# Clients that bridge other systems use dots (MCP servers in editors), spaces (OpenFox), slashes, colons.
+_ACCEPTED = re.compile(r"[^\s<>\"'={}]([^<>\"'={}\x00-\x1f\x7f]{0,126}[^\s<>\"'={}])?")
 _HOSTED_CHOICES = "a tool that runs on OpenAI's servers can't be forced here"
 
 Kind = Literal["function", "custom", "search"]
@@ -40,12 +40,12 @@ class Declared:
 
 
 def engine_name(namespace: str | None, name: str) -> str:
-    """The function's name in the prompt: `namespace__name`, other characters replaced, at most 64 long."""
+    """The function's name in the prompt: `namespace__name`, at most 64 ASCII letters, digits, `_` and `-`."""
     full = f"{namespace}__{name}" if namespace and namespace != DEFAULT_NAMESPACE else name
     if _PLAIN.fullmatch(full):
         return full
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", full)
-    if len(plain) <= 64:
+    if len(plain) <= 64 and full.isascii():
         return plain
     return f"{plain[:55]}_{hashlib.sha256(full.encode()).hexdigest()[:8]}"
 
@@ -275,7 +275,8 @@ def _read_name(raw: Any, param: str) -> str:
     if not isinstance(raw, str) or not _ACCEPTED.fullmatch(raw):
         raise ApiError(
             400,
-            f"{param} must be 1 to 128 letters, digits or characters of '_-.:/ ', not {shown(raw)}.",
+            f"{param} must have 1 to 128 characters, none of them < > = {{ }} or a quote, and no space at its"
+            f" ends, not {shown(raw)}.",
             param=param,
             code="invalid_tool_name",
         )

@@ -8,17 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from openai.types.responses import Response as SdkResponse
 from openai.types.responses import ResponseItem, ResponseStreamEvent
 from pydantic import TypeAdapter
-from starlette.responses import Response
 
 from ninfer.events import FinishReason
-from ninfer.serve.calls import AnswerEvent, CallArguments, CallBegan, CallEnded, Finished, Text, Timings, Usage
-from ninfer.serve.errors import ApiError, openai_body
-from ninfer.serve.http import json_response
-from ninfer.serve.responses import router
+from ninfer.serve.app import create_app
+from ninfer.serve.calls import (
+    AnswerEvent,
+    CallArguments,
+    CallBegan,
+    CallEnded,
+    Finished,
+    Text,
+    Timings,
+    Usage,
+)
 from ninfer.serve.server import Server
 from tests.serve.fakes import events_of, statistics
 
@@ -72,19 +78,11 @@ def done(reason: FinishReason = FinishReason.STOP_TOKEN) -> Finished:
 
 
 def app(server: Server) -> FastAPI:
-    made = FastAPI()
-    made.include_router(router(server))
-
-    def failed(_: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError)
-        return json_response(openai_body(error), error.status, error.headers)
-
-    made.add_exception_handler(ApiError, failed)
-    return made
+    return create_app(server)
 
 
 def client(server: Server) -> httpx.AsyncClient:
-    """Talks to the router; an unexpected exception of a route is the test's."""
+    """Talks to the whole application."""
     transport = httpx.ASGITransport(app=app(server))
     return httpx.AsyncClient(transport=transport, base_url="http://test/v1")
 

@@ -32,7 +32,13 @@ def answered(call_id: str = "c1", output: Any = "ok") -> dict[str, Any]:
 
 def said(text: str) -> dict[str, Any]:
     content = [{"type": "output_text", "text": text, "annotations": []}]
-    return {"type": "message", "role": "assistant", "content": content, "id": f"msg_{text}", "status": "completed"}
+    return {
+        "type": "message",
+        "role": "assistant",
+        "content": content,
+        "id": f"msg_{text}",
+        "status": "completed",
+    }
 
 
 def thought(text: str, **more: Any) -> dict[str, Any]:
@@ -53,7 +59,16 @@ def test_a_string_is_a_user_message_in_whatever_form() -> None:
         [{"role": "user", "content": "hi"}],
         [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
         [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "input_text", "text": "i"}]}],
-        [{"type": "message", "id": "msg_1", "status": None, "role": "user", "content": "hi", "extra": {"a": 1}}],
+        [
+            {
+                "type": "message",
+                "id": "msg_1",
+                "status": None,
+                "role": "user",
+                "content": "hi",
+                "extra": {"a": 1},
+            }
+        ],
     ):
         assert messages(raw) == expected
     assert messages("") == [{"role": "user", "content": ""}]
@@ -62,7 +77,10 @@ def test_a_string_is_a_user_message_in_whatever_form() -> None:
 def test_leading_system_texts_are_one_message_and_later_ones_stay() -> None:
     raw = [
         {"role": "system", "content": "A"},
-        {"role": "developer", "content": [{"type": "input_text", "text": "B"}, {"type": "input_text", "text": "C"}]},
+        {
+            "role": "developer",
+            "content": [{"type": "input_text", "text": "B"}, {"type": "input_text", "text": "C"}],
+        },
         user("q"),
         {"role": "developer", "content": "D"},
     ]
@@ -99,7 +117,15 @@ def test_any_order_of_assistant_items_is_taken() -> None:
 
 
 def test_outputs_may_come_late_or_not_at_all() -> None:
-    raw = [user(), called("c1"), called("c2"), answered("c1"), user("wait"), answered("c2", "late"), user("go")]
+    raw = [
+        user(),
+        called("c1"),
+        called("c2"),
+        answered("c1"),
+        user("wait"),
+        answered("c2", "late"),
+        user("go"),
+    ]
     assert [(m["role"], m["content"]) for m in messages(raw)] == [
         ("user", "hi"), ("assistant", ""), ("tool", "ok"), ("tool", "late"), ("user", "wait"), ("user", "go"),
     ]  # fmt: skip
@@ -116,7 +142,9 @@ def test_outputs_without_a_call_are_refused() -> None:
         assert refused(raw).code == "invalid_tool_history"
 
 
-@pytest.mark.parametrize("arguments", ['{"cmd": "ls -a', "[1]", "null", "3", '{"a": NaN}', "{'a': 1}", "[" * 5000])
+@pytest.mark.parametrize(
+    "arguments", ['{"cmd": "ls -a', "[1]", "null", "3", '{"a": NaN}', "{'a': 1}", "[" * 5000]
+)
 def test_broken_arguments_are_shown_as_they_are(arguments: str) -> None:
     _, turn, _ = messages([user(), called(arguments=arguments), answered(output="parse error")])
     assert turn["tool_calls"][0]["function"]["arguments"] == {"arguments": arguments}
@@ -158,7 +186,10 @@ def test_reasoning_comes_back_from_its_text_or_our_seal() -> None:
         return messages(raw)[1].get("reasoning_content")
 
     assert restored(content=None, summary=[], encrypted_content=sealed("Grüße")) == "Grüße"
-    assert restored(content=[{"type": "reasoning_text", "text": "mine"}], encrypted_content=sealed("x")) == "mine"
+    assert (
+        restored(content=[{"type": "reasoning_text", "text": "mine"}], encrypted_content=sealed("x"))
+        == "mine"
+    )
     summary = [{"type": "summary_text", "text": "I will list."}]
     assert restored(summary=summary, content=None, encrypted_content="c3R1Yg==") is None
     broken = [user(), {"type": "reasoning", "encrypted_content": "ninfer-reasoning.v1:?"}]
@@ -184,8 +215,18 @@ def test_what_other_servers_did_is_left_out() -> None:
 def test_custom_calls_have_one_argument() -> None:
     raw = [
         user(),
-        {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** x", "status": "completed"},
-        {"type": "custom_tool_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "done"}]},
+        {
+            "type": "custom_tool_call",
+            "call_id": "c1",
+            "name": "apply_patch",
+            "input": "*** x",
+            "status": "completed",
+        },
+        {
+            "type": "custom_tool_call_output",
+            "call_id": "c1",
+            "output": [{"type": "input_text", "text": "done"}],
+        },
     ]
     _, turn, result = messages(raw, [PATCH])
     assert turn["tool_calls"][0]["function"] == {"name": "apply_patch", "arguments": {"input": "*** x"}}
@@ -211,7 +252,12 @@ def test_leading_tools_are_listed_and_later_ones_told_at_their_place() -> None:
 
 
 def test_a_search_loads_what_it_finds() -> None:
-    found = {"type": "namespace", "name": "mail", "description": "Mail.", "tools": [{**WEATHER, "defer_loading": True}]}
+    found = {
+        "type": "namespace",
+        "name": "mail",
+        "description": "Mail.",
+        "tools": [{**WEATHER, "defer_loading": True}],
+    }
     raw = [
         user(),
         {"type": "tool_search_call", "call_id": "c1", "execution": "client", "status": "completed",
@@ -226,11 +272,17 @@ def test_a_search_loads_what_it_finds() -> None:
     assert '"name": "mail__weather"' in loaded["content"]
     assert call["tool_calls"][0]["function"]["name"] == "mail__weather"
     assert result["content"] == "Fine."
-    assert [(tool.name, tool.listed) for tool in box.tools] == [("apply_patch", True), ("mail__weather", False)]
+    assert [(tool.name, tool.listed) for tool in box.tools] == [
+        ("apply_patch", True),
+        ("mail__weather", False),
+    ]
     assert box["mail__weather"].namespace == "mail"
     # OpenAI's own search has no call ids: what it found is told in a message.
-    hosted = [user(), {"type": "tool_search_call", "call_id": None, "execution": "server", "arguments": {}},
-              {"type": "tool_search_output", "call_id": None, "execution": "server", "tools": [found]}]  # fmt: skip
+    hosted = [
+        user(),
+        {"type": "tool_search_call", "call_id": None, "execution": "server", "arguments": {}},
+        {"type": "tool_search_output", "call_id": None, "execution": "server", "tools": [found]},
+    ]
     assert messages(hosted, [PATCH])[-1]["role"] == "system"
 
 

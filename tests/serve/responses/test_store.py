@@ -163,7 +163,9 @@ def test_wrong_pages(query: tuple[str, str], code: str) -> None:
 
 def test_images_are_left_out_of_pages_unless_asked_for() -> None:
     image = {"type": "input_image", "image_url": "data:x", "detail": "high"}
-    items = [{"id": "a", "type": "function_call_output", "output": [image, {"type": "input_text", "text": "t"}]}]
+    items = [
+        {"id": "a", "type": "function_call_output", "output": [image, {"type": "input_text", "text": "t"}]}
+    ]
     (shown,) = listed(items, [])["data"]
     assert shown["output"] == [{**image, "image_url": None}, {"type": "input_text", "text": "t"}]
     assert items[0]["output"][0]["image_url"] == "data:x"

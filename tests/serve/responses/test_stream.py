@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ninfer.events import FinishReason
-from ninfer.serve.calls import Alternative, AnswerEvent, CallArguments, CallBegan, Finished, Text, TokenLogprob
+from ninfer.serve.calls import (
+    Alternative,
+    AnswerEvent,
+    CallArguments,
+    CallBegan,
+    Finished,
+    Text,
+    TokenLogprob,
+)
 from ninfer.serve.errors import ApiError
 from ninfer.serve.responses.custom import InputText
 from ninfer.serve.responses.items import unsealed
@@ -27,9 +36,7 @@ def stream(**body: Any) -> ResponseStream:
     tools = [WEATHER, PATCH, SEARCH, NAMESPACE]
     asked = read_create({"model": "m", "input": [user()], "tools": tools, **body}, Store(1, 1000))
     logprobs = asked.generation.logprobs is not None
-    return ResponseStream(
-        begun(asked, 0.7, 0.9), asked.toolbox, encrypted=asked.encrypted, logprobs=logprobs
-    )
+    return ResponseStream(begun(asked, 0.7, 0.9), asked.toolbox, encrypted=asked.encrypted, logprobs=logprobs)
 
 
 def play(events: list[AnswerEvent], **body: Any) -> list[dict[str, Any]]:
@@ -216,7 +223,7 @@ def test_input_text_is_the_same_however_its_json_is_cut(value: str, ascii: bool,
     encoded = json.dumps({"input": value}, ensure_ascii=ascii)
     reader = InputText()
     places = [0, *sorted(cut for cut in cuts if cut < len(encoded)), len(encoded)]
-    got = "".join(reader.feed(encoded[a:b]) for a, b in zip(places, places[1:], strict=False))
+    got = "".join(reader.feed(encoded[a:b]) for a, b in pairwise(places))
     assert value.startswith(got)
     assert got + reader.end(encoded) == value == reader.text
     got.encode()  # whole characters only

@@ -112,7 +112,9 @@ def test_a_name_without_its_namespace_is_found_if_it_is_the_only_one() -> None:
 def test_a_later_declaration_replaces_an_earlier_one() -> None:
     box = Toolbox([WEATHER])
     box.load([{**WEATHER, "description": "New."}, PATCH], "input", listed=False)
-    assert [(tool.name, tool.description, tool.listed) for tool in box.tools][:1] == [("weather", "New.", True)]
+    assert [(tool.name, tool.description, tool.listed) for tool in box.tools][:1] == [
+        ("weather", "New.", True)
+    ]
     assert [tool.listed for tool in box.tools] == [True, False]
 
 
