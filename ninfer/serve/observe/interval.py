@@ -6,20 +6,11 @@ from dataclasses import fields
 from typing import Any
 
 from ninfer.engine import RuntimeStatistics
-from ninfer.serve.observe.records import PHASES
+from ninfer.engine.reuse import ReusePath
+from ninfer.serve.observe.records import phases
 
-_STANDING = frozenset(
-    (
-        "waiting",
-        "running",
-        "prefilling",
-        "free_pages",
-        "active_pages",
-        "reserved_pages",
-        "cached_blocks",
-        "snapshots",
-    )
-)
+_NAMES = [each.name for each in fields(RuntimeStatistics)]
+_STANDING = {"last_frontier", *_NAMES[_NAMES.index("waiting") :]}
 """How things stand; all other numbers count up."""
 _NO_COPIES = {"count": 0, "bytes": 0, "seconds": 0.0}
 _NO_PAGES = {"pages": 0, "bytes": 0, "seconds": 0.0}
@@ -43,12 +34,14 @@ def busy(before: RuntimeStatistics, now: RuntimeStatistics) -> bool:
 def difference(before: RuntimeStatistics, now: RuntimeStatistics) -> RuntimeStatistics:
     """What was counted since `before`, never below 0; how things stand is `now`'s."""
     changes = {}
-    for each in fields(RuntimeStatistics):
-        old, new = getattr(before, each.name), getattr(now, each.name)
-        if each.name in _STANDING or not isinstance(new, int | float):
-            changes[each.name] = new
+    for name in _NAMES:
+        old, new = getattr(before, name), getattr(now, name)
+        if name in _STANDING:
+            changes[name] = new
+        elif isinstance(new, dict):
+            changes[name] = {key: max(count - old.get(key, 0), 0) for key, count in new.items()}
         else:
-            changes[each.name] = max(new - old, type(new)())
+            changes[name] = max(new - old, type(new)())
     return RuntimeStatistics(**changes)
 
 
@@ -72,7 +65,7 @@ def interval_record(
         "scheduler": {
             "running": d.running,
             "prefilling": d.prefilling,
-            "decode_ready": max(d.running - d.prefilling, 0),
+            "decode_ready": d.decode_ready,
             "waiting": d.waiting,
             "materializing": 0,
             "capture_pending": 0,
@@ -90,18 +83,14 @@ def interval_record(
 
 
 def _host_work(d: RuntimeStatistics) -> dict[str, Any]:
-    decode_host = max(d.decode_seconds - d.decode_device_seconds, 0.0)
+    work = d.host
     prefill_host = max(d.prefill_seconds - d.prefill_device_seconds, 0.0)
     control_host = max(d.control_seconds - d.control_device_seconds, 0.0)
-    elapsed = {
-        **dict.fromkeys(PHASES, 0.0),
-        "engine_boundary": d.boundary_seconds,
-        "engine_commit_output": decode_host + prefill_host + control_host,
-    }
+    decode_host = max(work.decode_host, 0.0)
     micro = 1e6
     return {
-        "elapsed_seconds": {**elapsed, "total": sum(elapsed.values())},
-        "device_wait_seconds": d.decode_device_seconds + d.prefill_device_seconds + d.control_device_seconds,
+        "elapsed_seconds": phases(work),
+        "device_wait_seconds": work.device_wait,
         "work_class_seconds": {
             "decode_host": decode_host,
             "decode_device_wait": d.decode_device_seconds,
@@ -112,7 +101,7 @@ def _host_work(d: RuntimeStatistics) -> dict[str, Any]:
         },
         "detail_subset_seconds": dict.fromkeys(_DETAILS, 0.0),
         "detail_invocations": dict.fromkeys(_DETAILS, 0),
-        "units": {"prefill": 0, "control": 0},
+        "units": {"prefill": d.prefill_units, "control": d.control_units},
         "decode_host_microseconds_per_round": _ratio(decode_host * micro, d.rounds),
         "decode_host_microseconds_per_row_round": _ratio(decode_host * micro, d.row_rounds),
         "decode_device_wait_microseconds_per_round": _ratio(d.decode_device_seconds * micro, d.rounds),
@@ -122,24 +111,19 @@ def _host_work(d: RuntimeStatistics) -> dict[str, Any]:
 
 def _context_cache(d: RuntimeStatistics, used_pages: int) -> dict[str, Any]:
     return {
-        "captures": {"completed": 0, "aborted": 0},
+        "captures": {"completed": d.captures_completed, "aborted": d.captures_aborted},
         "selections": {
-            "root": 0,
-            "private_endpoint": 0,
-            "private_turn_closure": 0,
-            "private_response_replay": 0,
-            "private_long_anchor": 0,
-            "shared_stable_prefix": 0,
+            **{path.value: d.selections.get(path, 0) for path in ReusePath},
             "reused_prompt_tokens": d.reused_tokens,
         },
-        "last_selection": {"frontier_tokens": 0},
+        "last_selection": {"frontier_tokens": d.last_frontier},
         "state_operations": {"moves": 0, "forks": 0, "restores": 0},
         "state_transfers": {way: dict(_NO_COPIES) for way in _DIRECTIONS},
         "main_kv_transfers": {way: dict(_NO_PAGES) for way in _DIRECTIONS},
         "backend_kv_transfers": {way: dict(_NO_PAGES) for way in _DIRECTIONS},
         "pressure": {
             "spill_pages": 0,
-            "partial_tail_cow_pages": 0,
+            "partial_tail_cow_pages": d.copied_pages,
             "private_owners_degraded": 0,
             "private_owners_evicted": 0,
             "shared_owners_degraded": 0,
@@ -151,7 +135,7 @@ def _context_cache(d: RuntimeStatistics, used_pages: int) -> dict[str, Any]:
             "historical_fork_hits": 0,
         },
         "occupancy": {
-            "device_state_slots": d.snapshots,
+            "device_state_slots": d.used_slots,
             "host_state_slots": 0,
             "device_main_kv_pages": used_pages,
             "device_backend_kv_pages": 0,

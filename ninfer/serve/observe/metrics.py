@@ -167,7 +167,8 @@ class Metrics:
         if self._link is not None:
             self._state.state(self._link.state.value)
             try:
-                now = await asyncio.wait_for(self._link.statistics(), _PATIENCE)
+                async with asyncio.timeout(_PATIENCE):
+                    now = await self._link.statistics()
             except Exception:
                 now = None  # then the gauges say that nothing runs, and the state says why
             self._standing(now or RuntimeStatistics(), self._link, now is not None)

@@ -72,7 +72,7 @@ def summarize(record: RequestRecord, outcome: Outcome) -> Summary:
         reason=first.finish_reason,
         prompt=first.prompt_tokens,
         reused=first.reused_tokens,
-        reuse_path=reuse_path(first),
+        reuse_path=str(first.reuse_path),
         computed=sum(computed_tokens(s) for s in done),
         generated=sum(s.generated_tokens for s in done),
         thinking=sum(thinking_tokens(s) for s in done),
@@ -106,11 +106,6 @@ def computed_tokens(statistics: Statistics) -> int:
     if statistics.first_token_seconds is None and not statistics.prefill_seconds:
         return 0
     return statistics.prompt_tokens - statistics.reused_tokens
-
-
-def reuse_path(statistics: Statistics) -> str:
-    """What the prompt's beginning was reused from, in the words of the request log."""
-    return "root" if statistics.reused_tokens == 0 else "shared_stable_prefix"
 
 
 def _nothing(prompt_tokens: int) -> Statistics:

@@ -60,7 +60,8 @@ class Throughput:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         try:
-            await asyncio.wait_for(self._look(shown=False), _LAST_LOOK)
+            async with asyncio.timeout(_LAST_LOOK):
+                await self._look(shown=False)
         except Exception as error:
             _logger.debug("the last throughput interval is not known | %s", type(error).__name__)
 
@@ -68,7 +69,9 @@ class Throughput:
         deadline = self._since
         while True:
             try:
-                await asyncio.wait_for(self._look(shown=True), max(self._interval, _LAST_LOOK))
+                # Not wait_for: Python 3.11's may lose the cancellation that ends us.
+                async with asyncio.timeout(max(self._interval, _LAST_LOOK)):
+                    await self._look(shown=True)
             except Exception as error:
                 _logger.warning("throughput is not known | %s", type(error).__name__)
             missed = max(0, int((self._clock() - deadline) // self._interval))

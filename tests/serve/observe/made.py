@@ -59,6 +59,7 @@ def statistics(**changes: Any) -> Statistics:
         "first_token_seconds": 0.05,
         "total_seconds": 0.45,
         "rounds": 40,
+        "reuse_path": "private_endpoint",
         "host": HostWork(0.001, 0.002, 0.003, 0.004, 0.005, 0.4, 0.01, 0.38, 1, 0),
         **changes,
     }
@@ -129,7 +130,7 @@ def info(**changes: Any) -> EngineInfo:
 class FakeLink:
     """An engine process whose counters a test sets."""
 
-    def __init__(self, *looks: RuntimeStatistics | None | Exception, **changes: Any) -> None:
+    def __init__(self, *looks: RuntimeStatistics | Exception | None, **changes: Any) -> None:
         """`looks` are given in turn, the last one again and again."""
         self.state = LinkState.READY
         self.info = info(**changes)

@@ -45,9 +45,12 @@ def test_the_life_of_a_server(said: Said) -> None:
     assert said(lambda c: c.starting()) == [("INFO", "starting engine | nano.ninfer")]
     assert said(lambda c: c.ready(info())) == [
         ("INFO", "engine ready | ninfer-nano | 2.34 s | weights 11.0 MiB | cpu, 2 threads"),
-        ("INFO", "capacity | KV 8,192 tokens, int8, explicit | pages 128/128 | runtime 145.0 MiB | free 3.9 GiB"),
+        (
+            "INFO",
+            "capacity | KV 8,192 tokens, int8, explicit | pages 128/128 | runtime 145.0 MiB | free 3.9 GiB",
+        ),
         ("INFO", "context cache | 4 active + 6 cached device states"),
-    ]  # fmt: skip
+    ]
     plain = info(slots=0, snapshots=0, threads=1, memory_available=None)
     auto = EngineOptions(kv_capacity="auto", prefix_reuse=False)
     assert said(lambda c: c.ready(plain), engine=auto) == [
@@ -123,12 +126,17 @@ def test_a_request_is_done(said: Said) -> None:
         (
             "INFO",
             "req#7 done | openai-chat | stop token | prompt 100 | output 41 | "
-            "cache 64 (64.0%, shared_stable_prefix) | TTFT 60 ms | total 460 ms | "
+            "cache 64 (64.0%, private_endpoint) | TTFT 60 ms | total 460 ms | "
             "prefill 1,000 tok/s | decode 100.0 tok/s",
         )
     ]
     slow = statistics(
-        queue_seconds=1.5, reused_tokens=0, drafted_tokens=90, accepted_tokens=60, reasoning_tokens=12
+        queue_seconds=1.5,
+        reused_tokens=0,
+        reuse_path="root",
+        drafted_tokens=90,
+        accepted_tokens=60,
+        reasoning_tokens=12,
     )
     assert said(lambda c: c.done(record(), outcome(slow, calls=2))) == [
         (
@@ -151,7 +159,7 @@ def test_a_request_is_done(said: Said) -> None:
         (
             "INFO",
             "req#7 done | openai-chat | cancelled | prompt 100 | output 0 | "
-            "cache 64 (64.0%, shared_stable_prefix) | TTFT - | total 460 ms | prefill - | decode -",
+            "cache 64 (64.0%, private_endpoint) | TTFT - | total 460 ms | prefill - | decode -",
         )
     ]
 
@@ -223,7 +231,7 @@ def test_a_response_that_fails(said: Said, error: BaseException, severity: str, 
 def test_throughput(said: Said) -> None:
     now = RuntimeStatistics(
         prefill_tokens=12_345, decode_tokens=500, rounds=250, row_rounds=500, running=3, prefilling=1,
-        waiting=2, decode_seconds=2.0, decode_device_seconds=1.9, boundary_seconds=0.1,
+        decode_ready=2, waiting=2, decode_device_seconds=1.9, program_submit=0.1, engine_boundary=0.1,
     )  # fmt: skip
     interval = interval_record(RuntimeStatistics(), now, 5.0, 130, None)
     assert said(lambda c: c.throughput(interval)) == [
