@@ -10,19 +10,21 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ninfer.engine import Done, Event, Output, PromptProgress, Started, Statistics
 from ninfer.errors import UnavailableError
-from ninfer.events import Channel
+from ninfer.events import Channel, FinishReason
 from ninfer.events import TokenLogprob as TokenIds
 from ninfer.frontend import Frontend, SamplingPreset
 from ninfer.serve.calls import (
     Alternative,
     AnswerEvent,
     Begun,
+    CallArguments,
     CallEnded,
     Finished,
     Progress,
@@ -100,7 +102,8 @@ class Choice:
     def _done(self, done: Statistics) -> list[AnswerEvent]:
         events: list[AnswerEvent] = []
         if self._parser is not None:
-            events = [self._parsed(item, None) for item in self._parser.close()]
+            cut = done.finish_reason in (FinishReason.OUTPUT_LIMIT, FinishReason.CONTEXT_CAPACITY)
+            events = [self._parsed(_marked(item, cut), None) for item in self._parser.close()]
         if self._logprobs:  # of tokens without text of their own
             events.append(Text("content", "", self._logprobs))
         first = done.first_token_seconds
@@ -132,6 +135,11 @@ class Choice:
         spelled = self._frontend.token_bytes
         top = tuple(Alternative(spelled(i), value) for i, value in token.top)
         return TokenLogprob(spelled(token.token_id), token.logprob, top)
+
+
+def _marked(item: AnswerEvent, cut: bool) -> AnswerEvent:
+    """What a parser adds when it closes: a call that it ends there was cut, if the answer was."""
+    return replace(item, cut=True) if cut and isinstance(item, CallArguments | CallEnded) else item
 
 
 class Answer:

@@ -173,19 +173,26 @@ class CallBegan:
 
 @dataclass(frozen=True)
 class CallArguments:
-    """The next piece of the call's arguments: joined, the pieces are one JSON object."""
+    """The next piece of the call's arguments: joined, the pieces are one JSON object.
+
+    `cut`: the piece only completes what the output limit cut off, see `CallEnded`."""
 
     index: int
     json: str
+    cut: bool = False
 
 
 @dataclass(frozen=True)
 class CallEnded:
-    """The call is complete; `arguments` are all pieces joined."""
+    """The call is complete; `arguments` are all pieces joined.
+
+    `cut`: it was being written when the output limit was reached. Its arguments are JSON, but not what the
+    model meant to send, so a protocol should let the client see that before it executes them."""
 
     index: int
     name: str
     arguments: str
+    cut: bool = False
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,8 @@ def anthropic_status(error: ApiError) -> int:
 
 def anthropic_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """The error body of the Messages API."""
-    kind = _ANTHROPIC_TYPES.get(anthropic_status(error), "api_error")
+    status = anthropic_status(error)
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {
         "type": "error",
         "error": {"type": kind, "message": error.message, **error.extra},

@@ -76,16 +76,18 @@ def thinking_budget(
     """Tokens that the open thinking block may take; None without a limit or without such a block.
 
     `output` is what the answer may have in all, `closer` the length of the text that closes the block. A
-    request's own budget must leave room for that and one token; the server's default gives way.
+    request's own budget must leave room in its own limit for that and one token. The server's default gives
+    way, and any budget does where it is the rest of the context that leaves no room.
     """
     if not thinking:
         return None
     budget = request.thinking_budget
-    if budget is None:
-        default = options.default_thinking_budget
-        if default is None or default >= output:
-            return default
-        return max(1, min(default, output - closer - 1)) if output > closer + 1 else None
+    wanted = options.default_max_tokens if request.max_output is None else request.max_output
+    if budget is None or output < wanted:
+        budget = options.default_thinking_budget if budget is None else budget
+        if budget is None or budget >= output:
+            return budget
+        return max(1, min(budget, output - closer - 1)) if output > closer + 1 else None
     if budget < output < budget + closer + 1:
         raise ApiError(
             400,

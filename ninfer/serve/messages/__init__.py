@@ -1,0 +1,5 @@
+"""The Anthropic Messages API."""
+
+from ninfer.serve.messages.routes import router
+
+__all__ = ["router"]
