@@ -94,7 +94,7 @@ class Scripted(Session):
     """Token number i (from 0) gets what `script[i]` says: a channel and whether its text is held back."""
 
     def __init__(
-        self, script: Sequence[tuple[Channel, bool]], tail: Channel | None = None, **options
+        self, script: Sequence[tuple[Channel, bool]], tail: tuple[Channel, ...] = (), **options
     ) -> None:
         super().__init__(**options)
         self.script, self.tail, self._held = script, tail, ""
@@ -121,7 +121,7 @@ class Scripted(Session):
         return Step(tuple(deltas), None, len(token_ids), tuple(content))
 
     def close(self) -> Step:
-        return Step() if self.tail is None else Step((Delta(self.tail, "rest"),))
+        return Step(tuple(Delta(channel, "rest") for channel in self.tail))
 
 
 C, R, T = Channel.CONTENT, Channel.REASONING, Channel.TOOL
@@ -132,22 +132,23 @@ HELD, SAID = True, False
 @pytest.mark.parametrize(
     ("script", "tail", "counts"),
     [
-        ([(C, SAID)] * 4, None, [1, 1, 1, 1]),
-        ([(C, HELD), (C, HELD), (C, SAID), (C, SAID)], None, [3, 1]),
-        ([(R, SAID), (R, HELD), (C, SAID), (T, SAID)], None, [0, 1, 0]),
+        ([(C, SAID)] * 4, (), [1, 1, 1, 1]),
+        ([(C, HELD), (C, HELD), (C, SAID), (C, SAID)], (), [3, 1]),
+        ([(R, SAID), (R, HELD), (C, SAID), (T, SAID)], (), [0, 1, 0]),
         # A tool's text in between doesn't get what belongs to the next content.
-        ([(C, HELD), (T, SAID), (C, HELD), (C, SAID)], None, [0, 3]),
+        ([(C, HELD), (T, SAID), (C, HELD), (C, SAID)], (), [0, 3]),
         # What is left goes with the last text, of whatever channel, or is dropped.
-        ([(C, SAID), (C, HELD), (C, HELD), (C, HELD)], Channel.CONTENT, [1, 3]),
-        ([(C, SAID), (C, HELD), (T, SAID), (T, HELD)], Channel.TOOL, [1, 0, 1]),
-        ([(C, SAID), (C, HELD), (C, HELD), (T, SAID)], None, [1, 0]),
+        ([(C, SAID), (C, HELD), (C, HELD), (C, HELD)], (C,), [1, 3]),
+        ([(C, SAID), (C, HELD), (T, SAID), (T, HELD)], (T,), [1, 0, 1]),
+        ([(C, SAID), (C, HELD), (C, HELD), (C, HELD)], (T, C), [1, 0, 3]),
+        ([(C, SAID), (C, HELD), (C, HELD), (T, SAID)], (), [1, 0]),
     ],
 )
 def test_they_come_with_the_text(
     build: Build,
     width: int,
     script: list[tuple[Channel, bool]],
-    tail: Channel | None,
+    tail: tuple[Channel, ...],
     counts: list[int],
 ) -> None:
     core = build(width=width, drafts=Guesses())

@@ -79,6 +79,16 @@ def test_answers_are_the_best_that_is_allowed(
     settle(core)
 
 
+def test_rounds_of_one_column_where_drafts_are_possible(build: Build) -> None:
+    """A row's masks stand where its drafts' would be too, however wide the round is."""
+    core = build(width=5, drafts=Guesses(most=lambda tokens: 2 * (tokens % 11 == 0)), concurrency=3)
+    prompts = [PROMPT[: 40 + 30 * i] for i in range(3)]
+    handles = [core.submit(request(prompt, 50), Constrained(prompt, now_and_then)) for prompt in prompts]
+    for handle, prompt in zip(handles, prompts, strict=True):
+        assert drain(handle)[0] == greedy_answer(prompt, 50, rule=now_and_then)
+    settle(core)
+
+
 def test_drafts_are_fed_as_far_as_they_are_allowed(build: Build) -> None:
     """Plain guesses, of which two thirds are forbidden."""
     gate, session = Gate(shut=False), Constrained(PROMPT, changing)
@@ -109,7 +119,7 @@ def test_penalties_choose_among_what_is_allowed(build: Build) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 4])
-@pytest.mark.parametrize("length", [0, 1, 5])
+@pytest.mark.parametrize("length", range(7))
 def test_a_dead_end_fails_the_request_only(build: Build, width: int, length: int) -> None:
     core = build(width=width, drafts=Guesses(), concurrency=2)
     session = Constrained(PROMPT[:50], dead_end_at(50 + length))
