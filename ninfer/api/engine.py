@@ -218,11 +218,6 @@ class Engine:
 
     def _submit(self, prompt: Prompt, options: GenerationOptions, begin: float) -> Generation:
         sampling = options.sampling(self.frontend.preset(thinking=prompt.starts_in_thinking))
-        extra: dict[str, Any] = {}
-        if options.grammar is not None:
-            extra["grammar"] = options.grammar
-        if options.single_call:
-            extra["single_call"] = True
         session = self.frontend.session(
             prompt,
             stop=options.stop,
@@ -230,7 +225,8 @@ class Engine:
             stop_token_ids=options.stop_token_ids,
             raw=options.raw,
             thinking_budget=options.thinking_budget,
-            **extra,
+            grammar=options.grammar,
+            single_call=options.single_call,
         )
         request = Request(
             prompt=tuple(prompt.tokens),
