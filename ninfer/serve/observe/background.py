@@ -11,12 +11,12 @@ class Background:
     """Runs callables one after the other. They must not raise. `close` waits for all that were taken."""
 
     def __init__(self, name: str, capacity: int) -> None:
-        self._queue: Queue[Callable[[], None] | None] = Queue(capacity)
+        self._queue: Queue[Callable[[], object] | None] = Queue(capacity)
         self._thread = Thread(target=self._work, name=name, daemon=True)
         self.closed = False
         self._thread.start()
 
-    def submit(self, work: Callable[[], None]) -> bool:
+    def submit(self, work: Callable[[], object]) -> bool:
         """False if `capacity` callables wait already, or after `close`; never blocks."""
         if self.closed:
             return False

@@ -75,11 +75,10 @@ class Console:
         logger.log(level, groups("warm-up", duration(seconds)))
 
     def listening(self, host: str, port: int, model: str) -> None:
-        """The port is open; `host` and `port` as bound. Says what clients need."""
+        """The port is open; `host` and `port` as bound."""
         base = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         auth = "bearer" if self._options.api_key is not None else "disabled"
         logger.info(groups(f"listening on {base}", f"model {label(model)}", f"auth {auth}"))
-        logger.info(groups("point clients at", f"OPENAI_BASE_URL={base}/v1", f"ANTHROPIC_BASE_URL={base}"))
         if self._options.api_key is None and not host.startswith(_LOOPBACK):
             logger.warning(
                 f"anybody who reaches {label(host)} can use this server | set --api-key or --host 127.0.0.1"
@@ -139,7 +138,7 @@ class Console:
                 f"TTFT {'-' if s.ttft is None else duration(s.ttft)}",
                 f"total {duration(s.total)}",
                 f"queue {duration(s.queue)}" if s.queue >= _QUEUE_WORTH_A_GROUP else None,
-                f"prefill {rate(s.computed, s.prefill)}",
+                f"prefill {rate(s.prefilled, s.prefill)}",
                 f"decode {rate(s.decoded, s.decode)}",
                 f"drafts accepted {count(s.accepted)}/{count(s.drafted)} ({percent(s.accepted, s.drafted)})"
                 if s.drafted

@@ -43,8 +43,10 @@ class Summary:
     prefill: float
     decode: float
     total: float
+    prefilled: int
+    """Tokens that `prefill` seconds brought."""
     decoded: int
-    """Tokens that `decode` seconds brought: those of the longest answer after its first."""
+    """Tokens that `decode` seconds brought: all of that answer's after its first."""
     host: HostWork
 
 
@@ -89,6 +91,7 @@ def summarize(record: RequestRecord, outcome: Outcome) -> Summary:
         prefill=longest.prefill_seconds,
         decode=longest.decode_seconds,
         total=max((t.total for t in timings), default=0.0) or record.prepare_seconds + longest.total_seconds,
+        prefilled=computed_tokens(longest),
         decoded=max(longest.generated_tokens - 1, 0),
         host=longest.host,
     )

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from ninfer.api.options import GenerationOptions
 from ninfer.engine import RuntimeStatistics
 from ninfer.events import FinishReason
 from ninfer.frontend import Frontend
@@ -83,26 +84,32 @@ def test_tokens_and_times_of_answers() -> None:
         metrics.done(record(), told)
     metrics.started(record())
     metrics.done(record(), Outcome((), ()))  # ended before the engine had it
+    never = statistics(prompt_tokens=0, reused_tokens=0, generated_tokens=0, first_token_seconds=None)
+    without = record()
+    without.options = GenerationOptions(prefix_reuse=False)
+    for told, answer in ((record(), never), (without, statistics(prompt_tokens=0, reused_tokens=0))):
+        metrics.started(told)
+        metrics.done(told, outcome(answer, report=CallReport()))
     found = scraped(metrics)
     assert found["ninfer_prompt_tokens_total"] == 300
     assert found["ninfer_prompt_tokens_cached_total"] == 128
     assert found["ninfer_prompt_tokens_computed_total"] == 172
-    assert found["ninfer_generated_tokens_total"] == 123
+    assert found["ninfer_generated_tokens_total"] == 164
     assert found["ninfer_reasoning_tokens_total"] == 7
     assert (found["ninfer_drafted_tokens_total"], found["ninfer_accepted_tokens_total"]) == (9, 6)
     assert (found["ninfer_prefix_cache_lookups_total"], found["ninfer_prefix_cache_hits_total"]) == (3, 2)
     assert found["ninfer_tool_calls_total"] == 2
     assert found["ninfer_tool_markup_fallbacks_total reason=undeclared_tool"] == 1
     chat = "protocol=openai_chat_completions"
-    assert found[f"ninfer_time_to_first_token_seconds_count {chat}"] == 3
-    assert found[f"ninfer_time_to_first_token_seconds_sum {chat}"] == pytest.approx(0.18)
+    assert found[f"ninfer_time_to_first_token_seconds_count {chat}"] == 4
+    assert found[f"ninfer_time_to_first_token_seconds_sum {chat}"] == pytest.approx(0.24)
     assert found[f"ninfer_time_to_first_token_seconds_bucket le=0.05 {chat}"] == 0
-    assert found[f"ninfer_time_to_first_token_seconds_bucket le=0.1 {chat}"] == 3
-    assert found["ninfer_queue_wait_seconds_bucket le=0.005"] == 2
-    assert found["ninfer_queue_wait_seconds_bucket le=5.0"] == 3
-    assert found[f"ninfer_request_duration_seconds_sum {chat}"] == pytest.approx(1.38)
-    assert found["ninfer_time_per_output_token_seconds_sum"] == pytest.approx(0.03)
-    assert found["ninfer_decode_tokens_per_second_bucket le=100.0"] == 3
+    assert found[f"ninfer_time_to_first_token_seconds_bucket le=0.1 {chat}"] == 4
+    assert found["ninfer_queue_wait_seconds_bucket le=0.005"] == 4
+    assert found["ninfer_queue_wait_seconds_bucket le=5.0"] == 5
+    assert found[f"ninfer_request_duration_seconds_sum {chat}"] == pytest.approx(2.3)
+    assert found["ninfer_time_per_output_token_seconds_sum"] == pytest.approx(0.04)
+    assert found["ninfer_decode_tokens_per_second_bucket le=100.0"] == 4
 
 
 def test_how_the_engine_stands() -> None:

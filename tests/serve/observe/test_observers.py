@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,11 @@ def test_with_everything_off_there_are_no_files_and_no_tasks(tmp_path: Path, qwe
     asyncio.run(live())
     asyncio.run(build(options(), qwen).close())  # without a start
     assert list(tmp_path.iterdir()) == []
+
+
+def test_observers_load_no_torch() -> None:
+    code = "import sys, ninfer.serve.observe; sys.exit('torch' in sys.modules or 'numba' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_what_cannot_be_written_is_refused_when_built(tmp_path: Path, qwen: Frontend) -> None:

@@ -116,6 +116,8 @@ def test_the_api_key_is_nowhere_in_the_command_line() -> None:
         "m", "--api-key=<redacted>", "--api-key", "<redacted>", "--model-id", "x-<redacted>-y", "--port", "1",
     ]  # fmt: skip
     assert redacted(options(argv=("m", "--api-key"))) == ["m", "--api-key"]
+    given_twice = options(api_key="second", argv=("--api-key", "first", "--api-key", "second"))
+    assert redacted(given_twice) == ["--api-key", "<redacted>"] * 2
 
 
 def test_a_request_says_what_was_asked_and_what_was_resolved(
@@ -222,13 +224,16 @@ def test_done_says_what_the_answer_cost(written: Callable[..., list[dict[str, An
 
 
 def test_several_answers_are_one_record(written: Callable[..., list[dict[str, Any]]]) -> None:
-    longer = statistics(generated_tokens=80, reused_tokens=99, total_seconds=2.0, decode_seconds=1.5)
+    longer = statistics(
+        generated_tokens=80, reused_tokens=99, total_seconds=2.0, decode_seconds=1.5, first_token_seconds=1.2
+    )
     [line] = written(lambda log: log.done(record(n=2), outcome(statistics(), longer, calls=1)))
     result, timings = line["result"], line["timings_seconds"]
     assert (result["prompt_tokens"], result["completion_tokens"]) == (100, 121)
     assert (result["computed_prefill_tokens"], result["prefix_cache_hit_tokens"]) == (37, 64)
     assert result["tool_call_count"] == 2
     assert (timings["total"], timings["decode"]) == (pytest.approx(2.01), 1.5)
+    assert timings["ttft"] == pytest.approx(0.06)
 
 
 @pytest.mark.parametrize(
@@ -299,16 +304,22 @@ def test_a_log_that_cannot_be_is_refused_at_once(tmp_path: Path, qwen: Frontend)
     model = tmp_path / "model.ninfer"
     model.write_bytes(b"weights")
     (tmp_path / "link").symlink_to(model)
+    (tmp_path / "hard").hardlink_to(model)
     for path, words in (
         (tmp_path / "no" / "log", "folder doesn't exist"),
         (model, "must not be the model's file"),
         (tmp_path / "link", "must not be the model's file"),
+        (tmp_path / "hard", "must not be the model's file"),
         (tmp_path / "." / "model.ninfer", "must not be the model's file"),
         (tmp_path, "can't be opened: Is a directory"),
     ):
         with pytest.raises(OptionError, match=words):
             RequestLog(path, options(model_path=model), qwen)
     assert model.read_bytes() == b"weights"
+    missing = tmp_path / "missing.ninfer"
+    with pytest.raises(OptionError, match="must not be the model's file"):
+        RequestLog(missing, options(model_path=missing), qwen)
+    assert not missing.exists()
 
 
 def test_a_failed_write_switches_the_log_off_once(

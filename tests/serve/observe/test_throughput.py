@@ -263,6 +263,13 @@ def test_gpus_are_found_by_uuid_and_sampled() -> None:
     assert gpus.sample() == []
 
 
+def test_energy_is_unknown_after_the_counter_was_reset() -> None:
+    values = iter((5000, 7000, 100))
+    gpus = Gpus.open([0], ["GPU-1"], nvml(nvmlDeviceGetTotalEnergyConsumption=lambda handle: next(values)))
+    assert gpus is not None
+    assert [gpus.sample()[0]["energy_joules"] for _ in range(3)] == [None, 2.0, None]
+
+
 def test_what_a_device_does_not_tell_is_null() -> None:
     names = [name for name in vars(nvml()) if name.startswith(("nvmlDeviceGet", "nvmlSystemGet"))]
     names.remove("nvmlDeviceGetHandleByUUID")
