@@ -7,16 +7,22 @@ where the grammar is satisfied. Where it leaves no choice, only the tokenizer's 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ninfer.errors import GrammarError
+from ninfer.frontend.schemas import first_line
 from ninfer.frontend.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+# Tokens that a string, or a text in which markers are looked for, mostly allows all at once: none of them has
+# to be looked at then. The lengths are for strings with a limit.
+_PLAIN = r'[^<"\\\x00-\x1F\x7F]'
+_SLICES = [f"{_PLAIN}{{1,10}}", f"{_PLAIN}{{1,30}}", f"{_PLAIN}+", "[^<]+"]
 
 
 class Constraint(Protocol):
@@ -74,14 +80,16 @@ class GrammarConstraint:
     def fill(self, drafts: Sequence[int], masks: np.ndarray) -> int:
         """See `Constraint`. Raises GrammarError if the grammar turns out to be too complex."""
         matcher, taken, rows = self._matcher, 0, 0
-        for draft in (*drafts, None):
-            self._fill_row(masks[rows])
-            rows += 1
-            if draft is None or draft in self._ends or not matcher.try_consume_tokens([draft]):
-                break
-            taken += 1
-        if taken:
-            matcher.rollback(taken)
+        try:
+            for draft in (*drafts, None):
+                self._fill_row(masks[rows])
+                rows += 1
+                if draft is None or draft in self._ends or not matcher.try_consume_tokens([draft]):
+                    break
+                taken += 1
+        finally:
+            if taken:
+                matcher.rollback(taken)
         self._check()
         return rows
 
@@ -89,6 +97,8 @@ class GrammarConstraint:
         words = self._words
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, 4 * words)
         row[words:] = 0
+        if not row.any():
+            raise GrammarError("The answer can't be constrained any further: the grammar has no way on.")
         if row[self._end >> 5] >> (self._end & 31) & 1:
             _forbid(row, self._unwanted)
             _allow(row, self._stops)
@@ -99,7 +109,8 @@ class GrammarConstraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GrammarError(f"The answer can't be constrained any further: {reason(self._matcher)}.")
+            why = first_line(self._matcher.get_error())
+            raise GrammarError(f"The answer can't be constrained any further: {why}.")
 
 
 class Grammars:
@@ -122,7 +133,7 @@ class Grammars:
                 import llguidance
 
                 wrapper = llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer, self._ends[0]))
-                self._table = llguidance.LLTokenizer(wrapper, eos_token=list(self._ends))
+                self._table = llguidance.LLTokenizer(wrapper, eos_token=list(self._ends), slices=_SLICES)
 
     def constraint(self, grammar: str, stop_token_ids: Iterable[int]) -> GrammarConstraint:
         """A new constraint by `grammar` (Lark, as llguidance reads it). Raises GrammarError."""
@@ -133,14 +144,8 @@ class Grammars:
         self.prepare()
         matcher = LLMatcher(self._table, grammar, log_level=0)
         if matcher.is_error():
-            raise GrammarError(f"The grammar can't be used: {reason(matcher)}.")
+            raise GrammarError(f"The grammar can't be used: {first_line(matcher.get_error())}.")
         return GrammarConstraint(matcher, self._words, sorted(stop_token_ids), frozenset(self._ends))
-
-
-def reason(matcher: Any) -> str:
-    """Why a matcher of llguidance gave up: the first line of its message, which quotes no answer."""
-    first = str(matcher.get_error()).split("\n", 1)[0]
-    return re.sub(r'token ".*', "the answer left the grammar", first).rstrip(". ")
 
 
 def _allow(row: np.ndarray, ids: Iterable[int]) -> None:

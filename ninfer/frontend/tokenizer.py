@@ -289,10 +289,12 @@ def _byte_alphabet() -> dict[str, int]:
 
 _ALPHABET = _byte_alphabet()
 _SPELLING = {byte: character for character, byte in _ALPHABET.items()}
+# From the alphabet to Latin-1, and what Latin-1 has beside the alphabet to something that it hasn't.
+_LATIN = {**dict.fromkeys(range(256), 0xFFFF), **{ord(c): byte for c, byte in _ALPHABET.items()}}
 
 
 def _spelled_bytes(token: str) -> bytes:
     try:
-        return bytes([_ALPHABET[character] for character in token])
-    except KeyError:  # not written in the byte alphabet: the text itself
+        return token.translate(_LATIN).encode("latin-1")
+    except UnicodeEncodeError:  # not written in the byte alphabet: the text itself
         return token.encode("utf-8")
