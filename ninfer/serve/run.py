@@ -25,6 +25,8 @@ from ninfer.serve.options import ServeOptions
 
 _LAST_WORDS = 3.0
 """Seconds in which answers that had to be broken off may still tell their clients."""
+_FORCED = 0.5
+"""Seconds after which connections that are still open count as lost."""
 _KEEP_ALIVE = 75
 """Seconds that an idle connection stays open: longer than clients keep theirs, so that none is closed just as
 it is used again."""
@@ -192,7 +194,10 @@ async def _serve(
         await link.stop()
         await asyncio.wait({serving}, timeout=_LAST_WORDS)
         http.force_exit = True
-    await serving
+        # It may yet wait for a client that neither reads nor goes.
+        await asyncio.wait({serving}, timeout=_FORCED)
+        serving.cancel()
+    await asyncio.wait({serving})
 
 
 def _look_at(task: asyncio.Future) -> None:
@@ -209,7 +214,10 @@ class _Http(uvicorn.Server):
         self._listening = listening
 
     async def startup(self, sockets: Any = None) -> None:
-        await super().startup(sockets=sockets)
+        try:
+            await super().startup(sockets=sockets)
+        except SystemExit:  # its way of saying that the application can't start
+            self.should_exit = True
         if self.started:
             self._listening()
 
@@ -221,6 +229,8 @@ class _Http(uvicorn.Server):
 def _config(app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        interface="asgi3",
+        proxy_headers=False,
         log_config=None,
         access_log=False,
         server_header=False,
