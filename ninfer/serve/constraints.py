@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ninfer.frontend import Frontend
 from ninfer.serve.calls import GenerationRequest
 
 
-def constraint_for(request: GenerationRequest, frontend: Frontend) -> str | None:
+def constraint_for(request: GenerationRequest) -> str | None:
     """The Lark grammar of the answer behind its thinking block; None if anything may come.
 
     Raises `ApiError` for a schema that can't be enforced.

@@ -31,12 +31,15 @@ _CORS = [
 
 def is_anthropic(scope: Scope) -> bool:
     """Does the client expect answers in the form of Anthropic's API?"""
-    path = scope["path"]
-    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+    if under(scope, "/v1/messages"):
         return True
-    # Both APIs have these; only Anthropic's clients send a version.
-    models = path == "/v1/models" or path.startswith("/v1/models/")
-    return models and any(name == b"anthropic-version" for name, _ in scope["headers"])
+    # Both APIs have models; only Anthropic's clients send a version.
+    return under(scope, "/v1/models") and any(name == b"anthropic-version" for name, _ in scope["headers"])
+
+
+def under(scope: Scope, prefix: str) -> bool:
+    """Is the path this one or below it?"""
+    return scope["path"] == prefix or scope["path"].startswith(prefix + "/")
 
 
 def error_response(request: Request, error: ApiError) -> Response:
@@ -62,12 +65,11 @@ class Gateway:
         added = list(_CORS) if self._cors else []
         state = scope.setdefault("state", {})
         state["request_id"] = ""
-        if is_anthropic(scope):
-            state["request_id"] = f"req_{secrets.token_hex(8)}"
-            added.append((b"request-id", state["request_id"].encode()))
-        elif scope["path"].startswith("/v1/"):
-            state["request_id"] = f"req_{secrets.token_hex(16)}"
-            added.append((b"x-request-id", state["request_id"].encode()))
+        if scope["path"].startswith("/v1/"):
+            messages = under(scope, "/v1/messages")
+            state["request_id"] = f"req_{secrets.token_hex(8 if messages else 16)}"
+            names = [b"request-id"] * is_anthropic(scope) + [b"x-request-id"] * (not messages)
+            added += [(name, state["request_id"].encode()) for name in names]
         begun = False
 
         async def send_with_headers(message: Message) -> None:

@@ -24,7 +24,7 @@ from ninfer.serve.answer import Answer
 from ninfer.serve.calls import GenerationRequest
 from ninfer.serve.constraints import constraint_for
 from ninfer.serve.errors import ApiError, as_api_error, invalid, unavailable
-from ninfer.serve.jobs import Job, JobStream, Link, LinkState
+from ninfer.serve.jobs import Job, Link, LinkState
 from ninfer.serve.observer import Observer, RequestRecord
 from ninfer.serve.options import ServeOptions
 from ninfer.serve.toolcalls import callable_tools
@@ -121,26 +121,18 @@ class Service:
 
     async def count(self, request: GenerationRequest) -> int:
         """How many tokens the request's prompt has. Raises `ApiError`."""
-        try:
-            render = partial(self._rendered, request)
-            prompt = await self._in_time(render, self.options.engine.pending_timeout)
-        except Exception as error:
-            raise resolve.for_protocol(as_api_error(error), request.protocol) from error
-        return len(prompt.tokens)
+        return len((await self.render(request)).tokens)
 
     async def render(self, request: GenerationRequest) -> Prompt:
-        """The request's prompt alone. Raises `ApiError`."""
+        """The request's prompt; takes no lifetime. Raises `ApiError`."""
         try:
             return await self._in_time(partial(self._rendered, request), self.options.engine.pending_timeout)
         except Exception as error:
             raise resolve.for_protocol(as_api_error(error), request.protocol) from error
 
     async def in_thread(self, work: Callable[[], _T]) -> _T:
-        """Run what would hold up the event loop (tokenizing, parsing) in a thread."""
+        """Run what would hold up the event loop, tokenizing above all, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
-    async def submit(self, job: Job) -> JobStream:
-        return await self.link.submit(job)
 
     def release(self, lifetimes: int) -> None:
         """Give lifetimes back."""
@@ -247,7 +239,7 @@ class Service:
             stop=request.stop,
             reasoning_stop=request.stop if request.stop_reasoning else (),
             prefix_reuse=self.options.engine.prefix_reuse,
-            grammar=constraint_for(request, self.frontend),
+            grammar=constraint_for(request),
             single_call=not request.parallel_calls and bool(request.tools),
             logprobs=request.logprobs,
         )

@@ -34,7 +34,6 @@ __all__ = [
 
 _T = TypeVar("_T")
 _LABEL = re.compile(r"[A-Za-z0-9._:/@+-]{1,64}")
-_LARGE = 256 << 10
 
 
 class JsonResponse(Response):
@@ -60,10 +59,10 @@ async def read_json(request: Request, server: Server) -> Any:
             f"Content-Encoding {encoding!r:.40} is not supported; send the body uncompressed.",
             code="unsupported_content_encoding",
         )
-    body = await _read(request, server.options.max_request_bytes)
-    if len(body) > _LARGE:
-        return await server.service.in_thread(lambda: _parse(body))
-    return _parse(body)
+    try:
+        return orjson.loads(await _read(request, server.options.max_request_bytes))
+    except orjson.JSONDecodeError as error:
+        raise invalid(f"The request body is not valid JSON: {error}.") from None
 
 
 async def read_object(request: Request, server: Server) -> dict[str, Any]:
@@ -74,20 +73,19 @@ async def read_object(request: Request, server: Server) -> dict[str, Any]:
     return body
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def _read(request: Request, limit: int) -> bytearray:
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > limit:
         raise _too_large(limit)
-    chunks, size = [], 0
+    body = bytearray()
     try:
         async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
+            if len(body) + len(chunk) > limit:
                 raise _too_large(limit)
-            chunks.append(chunk)
+            body += chunk
     except ClientDisconnect:
         raise Gone from None
-    return b"".join(chunks)
+    return body
 
 
 def _too_large(limit: int) -> ApiError:
@@ -98,13 +96,6 @@ def _too_large(limit: int) -> ApiError:
         code="request_too_large",
         headers={"Connection": "close"},  # the rest of the body is not read
     )
-
-
-def _parse(body: bytes) -> Any:
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise invalid(f"The request body is not valid JSON: {error}.") from None
 
 
 def request_id(request: Request) -> str:

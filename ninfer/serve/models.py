@@ -55,7 +55,9 @@ def router(server: Server) -> APIRouter:
     routes.add_api_route("/health", health, methods=["GET"], **described)
     routes.add_api_route("/health", health, methods=["HEAD"], include_in_schema=False)
     routes.add_api_route("/v1/models", models, methods=["GET"], **operation("The models of this server"))
-    about_one = operation("One of the models", errors=(401, 404), parameters=[path_parameter("model_id")])
+    about_one = operation(
+        "One of the models", errors=(401, 404), parameters=[path_parameter("model_id", sorted(server.names))]
+    )
     routes.add_api_route("/v1/models/{model_id:path}", model, methods=["GET"], **about_one)
     return routes
 

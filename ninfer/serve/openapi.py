@@ -85,9 +85,10 @@ def operation(
     return {"summary": summary, "responses": responses, "openapi_extra": extra, "response_model": None}
 
 
-def path_parameter(name: str) -> dict[str, Any]:
-    """A string that stands in the path."""
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+def path_parameter(name: str, values: list[str] | None = None) -> dict[str, Any]:
+    """A string that stands in the path; `values` are those that exist, where they are known."""
+    schema = {"type": "string", "minLength": 1} if values is None else {"enum": values}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
 def nullable(schema: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from ninfer.errors import NInferError
 from ninfer.serve.chat.request import read_request
+from ninfer.serve.chat.schema import MESSAGE
 from ninfer.serve.errors import invalid
 from ninfer.serve.fields import Fields
 from ninfer.serve.http import json_response, known_model, read_object
@@ -17,20 +18,19 @@ from ninfer.serve.openapi import PLAIN, nullable, operation
 if TYPE_CHECKING:
     from ninfer.serve.server import Server
 
-_TEXT = nullable({"type": "string"})
 _FLAG = nullable({"type": "boolean"})
 _TOKENIZE: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "model": _TEXT,
-        "content": _TEXT,
-        "prompt": _TEXT,
-        "messages": nullable({"type": "array", "items": {"type": "object"}}),
+        "content": {"type": "string"},
+        "prompt": {"type": "string"},
+        "messages": {"type": "array", "minItems": 1, "items": MESSAGE},
         "add_special": _FLAG,
         "add_special_tokens": _FLAG,
         "with_pieces": _FLAG,
         "return_token_strs": _FLAG,
     },
+    "anyOf": [{"required": [name]} for name in ("content", "prompt", "messages")],
 }
 _TOKENS = {
     "type": "object",
@@ -43,10 +43,7 @@ _TOKENS = {
 }
 _DETOKENIZE: dict[str, Any] = {
     "type": "object",
-    "properties": {
-        "model": _TEXT,
-        "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-    },
+    "properties": {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
     "required": ["tokens"],
 }
 _PIECES = {
@@ -93,16 +90,26 @@ def router(server: Server) -> APIRouter:
         tokenize,
         methods=["POST"],
         **operation(
-            "The tokens of a text or a conversation", body=_TOKENIZE, ok=_TOKENS, errors=(*PLAIN, 404)
+            "The tokens of a text or a conversation",
+            body=_with_model(_TOKENIZE, server),
+            ok=_TOKENS,
+            errors=(*PLAIN, 404),
         ),
     )
     routes.add_api_route(
         "/detokenize",
         detokenize,
         methods=["POST"],
-        **operation("The text of tokens", body=_DETOKENIZE, ok=_PIECES, errors=(*PLAIN, 404)),
+        **operation(
+            "The text of tokens", body=_with_model(_DETOKENIZE, server), ok=_PIECES, errors=(*PLAIN, 404)
+        ),
     )
     return routes
+
+
+def _with_model(schema: dict[str, Any], server: Server) -> dict[str, Any]:
+    model = nullable({"enum": sorted(server.names)})
+    return {**schema, "properties": {"model": model, **schema["properties"]}}
 
 
 def _check_model(fields: Fields, server: Server) -> None:

@@ -178,6 +178,20 @@ async def test_calls_are_streamed_as_they_are_written() -> None:
     assert [d["content"] for d in found if d.get("content")] == ["I read."]
 
 
+async def test_a_call_that_the_output_limit_cuts_stays_cut() -> None:
+    text = call_text("read", path="one two three")
+    script = says(calls(text[: text.index(" three")]), reason=FinishReason.OUTPUT_LIMIT)
+    body = await whole(script, tools=[READ])
+    (call,) = body["choices"][0]["message"]["tool_calls"]
+    found = deltas(await chunks(script, tools=[READ]))
+    streamed = "".join(d["tool_calls"][0]["function"]["arguments"] for d in found if "tool_calls" in d)
+    for arguments in (call["function"]["arguments"], streamed):
+        assert arguments.startswith('{"path":"one')
+        with pytest.raises(orjson.JSONDecodeError):
+            orjson.loads(arguments)
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
 async def test_a_malformed_call_is_content() -> None:
     text = "<tool_call>\n<function=unknown>\n</function>\n</tool_call>"
     found = await chunks(says("See: ", calls(text)), tools=[READ])

@@ -372,6 +372,7 @@ def test_response_formats() -> None:
     assert read(response_format={"type": "json_object"}).generation.response_format == JsonFormat()
     form = {"type": "json_schema", "json_schema": {"name": "Out", "schema": schema, "strict": True}}
     got = read(response_format=form).generation.response_format
+    assert got is not None
     assert got == JsonFormat(schema)
     assert list(got.schema["properties"]) == ["b", "a"]
 

@@ -98,7 +98,9 @@ async def test_a_client_that_leaves_ends_the_job_at_once() -> None:
             call.stall()
         else:
             await call.start()
-        await asyncio.sleep(0.02)
+        while not server.link.streams:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
         assert server.service.active == 1
         call.leave()
         call.resume()

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from ninfer.serve.chat.answers import Chunks, whole
 from ninfer.serve.chat.request import read_request
-from ninfer.serve.chat.schema import REQUEST, RESPONSE
+from ninfer.serve.chat.schema import RESPONSE, request_schema
 from ninfer.serve.http import (
     client_label,
     event_stream,
@@ -47,7 +47,7 @@ def router(server: Server) -> APIRouter:
         methods=["POST"],
         **operation(
             "Answer a conversation (OpenAI Chat Completions)",
-            body=REQUEST,
+            body=request_schema(server.names),
             ok=RESPONSE,
             stream=True,
             errors=GENERATION,

@@ -94,6 +94,9 @@ class _Choice:
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
+    """Pieces of the call that is being written, without what only closes one that was cut: a client takes
+    arguments that aren't JSON for what they are."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finished: Finished | None = None
 
@@ -109,8 +112,11 @@ async def whole(answer: Answer, request: ChatRequest, model: str) -> dict[str, A
                 choice.logprobs += logprobs
             case Text("reasoning", text):
                 choice.reasoning.append(text)
+            case CallArguments(_, piece, cut) if not cut:
+                choice.arguments.append(piece)
             case CallEnded():
-                choice.calls.append(_whole_call(event, request))
+                choice.calls.append(_whole_call(event, "".join(choice.arguments), request))
+                choice.arguments.clear()
             case Finished():
                 choice.finished = event
     finished = [choice.finished for choice in choices if choice.finished is not None]
@@ -148,11 +154,11 @@ def _choice_body(index: int, choice: _Choice, request: ChatRequest) -> dict[str,
     }
 
 
-def _whole_call(call: CallEnded, request: ChatRequest) -> dict[str, Any]:
+def _whole_call(call: CallEnded, arguments: str, request: ChatRequest) -> dict[str, Any]:
     if call.name in request.use.custom:
         custom = {"name": call.name, "input": _input(call.arguments)}
         return {"id": _new_id("call_"), "type": "custom", "custom": custom}
-    function = {"name": call.name, "arguments": call.arguments}
+    function = {"name": call.name, "arguments": arguments}
     return {"id": _new_id("call_"), "type": "function", "function": function}
 
 
@@ -224,7 +230,7 @@ class Chunks:
             match event:
                 case CallBegan(_, name):
                     return {"function_call": {"name": name, "arguments": ""}}
-                case CallArguments(_, piece):
+                case CallArguments(_, piece, cut) if not cut:
                     return {"function_call": {"arguments": piece}}
             return None
         call: dict[str, Any] = {"index": number}
@@ -237,7 +243,7 @@ class Chunks:
                     call |= {"type": "custom", "custom": {"name": name, "input": ""}}
                 else:
                     call |= {"type": "function", "function": {"name": name, "arguments": ""}}
-            case CallArguments(_, piece) if not custom:
+            case CallArguments(_, piece, cut) if not custom and not cut:
                 call["function"] = {"arguments": piece}
             case CallEnded(_, _, arguments) if custom:
                 call["custom"] = {"input": _input(arguments)}

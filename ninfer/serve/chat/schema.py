@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from ninfer.serve.chat.messages import ROLES
 from ninfer.serve.openapi import nullable
 
 _TEXT, _FLAG = nullable({"type": "string"}), nullable({"type": "boolean"})
@@ -37,17 +37,29 @@ _CALL = {
     },
     "required": ["id", "type", "function"],
 }
-_MESSAGE = {
-    "type": "object",
-    "properties": {
-        "role": {"enum": list(ROLES)},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, {"type": "null"}]},
-        "reasoning_content": _TEXT,
-        "tool_calls": nullable({"type": "array", "items": _CALL}),
-        "tool_call_id": _TEXT,
-        "name": _TEXT,
-    },
-    "required": ["role"],
+_CONTENT = [{"type": "string"}, {"type": "array", "items": _PART}]
+
+
+def _message(*roles: str, required: tuple[str, ...] = ("content",), **members: Any) -> dict[str, Any]:
+    content = {"anyOf": _CONTENT if "content" in required else [*_CONTENT, {"type": "null"}]}
+    return {
+        "type": "object",
+        "properties": {"role": {"enum": list(roles)}, "content": content, **members},
+        "required": ["role", *required],
+    }
+
+
+MESSAGE: dict[str, Any] = {
+    "oneOf": [
+        _message("system", "developer", "user"),
+        _message(
+            "assistant",
+            required=(),
+            reasoning_content=_TEXT,
+            tool_calls=nullable({"type": "array", "items": _CALL}),
+        ),
+        _message("tool", required=("content", "tool_call_id"), tool_call_id={"type": "string"}),
+    ]
 }
 _TOOL = {
     "type": "object",
@@ -90,23 +102,27 @@ _ALLOWED = {
     "required": ["type", "allowed_tools"],
 }
 _FORMAT = {
-    "type": "object",
-    "properties": {
-        "type": {"enum": ["text", "json_object", "json_schema"]},
-        "json_schema": {
+    "oneOf": [
+        {"type": "object", "properties": {"type": {"enum": ["text", "json_object"]}}, "required": ["type"]},
+        {
             "type": "object",
-            "properties": {"name": {"type": "string"}, "schema": _OBJECT, "strict": _FLAG},
+            "properties": {
+                "type": {"const": "json_schema"},
+                "json_schema": {
+                    "type": "object",
+                    "properties": {"name": _TEXT, "schema": nullable(_OBJECT), "strict": _FLAG},
+                },
+            },
+            "required": ["type", "json_schema"],
         },
-    },
-    "required": ["type"],
+    ]
 }
 _STOP = {"type": "string", "minLength": 1}
 
-REQUEST: dict[str, Any] = {
+_REQUEST: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "model": {"type": "string"},
-        "messages": {"type": "array", "minItems": 1, "items": _MESSAGE},
+        "messages": {"type": "array", "minItems": 1, "items": MESSAGE},
         "max_completion_tokens": nullable({"type": "integer", "minimum": 0}),
         "max_tokens": nullable({"type": "integer", "minimum": 0}),
         "temperature": _number(0, 2),
@@ -145,6 +161,12 @@ REQUEST: dict[str, Any] = {
     },
     "required": ["model", "messages"],
 }
+
+
+def request_schema(models: Iterable[str]) -> dict[str, Any]:
+    """The schema of a request to one of these models."""
+    return {**_REQUEST, "properties": {"model": {"enum": sorted(models)}, **_REQUEST["properties"]}}
+
 
 _USAGE = {
     "type": "object",
