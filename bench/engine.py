@@ -93,7 +93,7 @@ def host_share(engine: Engine, requests: int) -> tuple[float, float, float]:
         generation.text()
     after = engine.statistics()
     rounds, seconds = after.rounds - before.rounds, after.decode_seconds - before.decode_seconds
-    total = seconds + after.boundary_seconds - before.boundary_seconds
+    total = seconds + after.engine_boundary - before.engine_boundary
     device = after.decode_device_seconds - before.decode_device_seconds
     return 1 - device / total, 1e3 * seconds / rounds, (after.decode_tokens - before.decode_tokens) / seconds
 

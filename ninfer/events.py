@@ -29,6 +29,10 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
 
 
+MOST_LOGPROBS = 20
+"""Likeliest tokens that can be told at each place."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """A drawn token's natural log-probability, of the model's scores before temperature, penalties and masks,

@@ -7,6 +7,7 @@ from ninfer.engine import (
     Done,
     Event,
     Health,
+    HostWork,
     Output,
     PromptProgress,
     RuntimeStatistics,
@@ -14,7 +15,7 @@ from ninfer.engine import (
     Statistics,
     ThinkingReport,
 )
-from ninfer.events import Channel, FinishReason
+from ninfer.events import Channel, FinishReason, TokenLogprob
 
 __all__ = [
     "Channel",
@@ -27,6 +28,7 @@ __all__ = [
     "Generation",
     "GenerationOptions",
     "Health",
+    "HostWork",
     "Output",
     "PromptProgress",
     "RuntimeStatistics",
@@ -36,4 +38,5 @@ __all__ = [
     "Started",
     "Statistics",
     "ThinkingReport",
+    "TokenLogprob",
 ]

@@ -21,9 +21,7 @@ from ninfer.frontend import Frontend, Prompt
 
 if TYPE_CHECKING:
     from ninfer.engine import Core
-    from ninfer.runtime import SamplingParams
-
-_DEFAULT_CONTEXT = 2048
+    from ninfer.runtime import Plan, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -72,6 +70,11 @@ class Generation:
     def close(self) -> None:
         """Read no further; cancels the answer if it hasn't ended."""
         self._handle.close()
+
+    @property
+    def handle(self) -> Handle:
+        """The engine's side, for a consumer that wants to be called instead of iterating."""
+        return self._handle
 
     def text(self) -> str:
         """Wait for the end; the content, without the reasoning."""
@@ -130,7 +133,7 @@ class Engine:
 
         context = options.max_context
         if context is None:
-            context = min(_DEFAULT_CONTEXT, model.max_position_embeddings)
+            context = min(options.default_context, model.max_position_embeddings)
         headroom = None if options.headroom_mib is None else options.headroom_mib << 20
         weights = sum(item.bytes for item in artifact.objects.values() if isinstance(item, TensorObject))
         plan = plan_model(
@@ -154,6 +157,8 @@ class Engine:
             turn_anchors=options.turn_anchors,
         )
         program = Program(model, plan)
+        if options.warm_up:
+            program.warm_up()
         core = Core(
             program.run,
             plan,
@@ -220,6 +225,8 @@ class Engine:
             stop_token_ids=options.stop_token_ids,
             raw=options.raw,
             thinking_budget=options.thinking_budget,
+            grammar=options.grammar,
+            single_call=options.single_call,
         )
         request = Request(
             prompt=tuple(prompt.tokens),
@@ -228,11 +235,22 @@ class Engine:
             thinking_budget=options.thinking_budget if prompt.starts_in_thinking else None,
             marks=Marks(prompt.boundaries, prompt.preamble, prompt.opener),
             reuse=options.prefix_reuse,
+            logprobs=options.logprobs,
         )
         seconds = perf_counter() - begin
-        handle = self._core.submit(request, session)
+        handle = self._core.submit(request, session, timeout=options.timeout)
         handle.owner = self
         return Generation(handle, prompt, sampling, seconds)
+
+    @property
+    def artifact(self) -> Artifact:
+        """What was loaded; open until `close`."""
+        return self._artifact
+
+    @property
+    def plan(self) -> "Plan":
+        """The sizes of all memory."""
+        return self._core.plan
 
     def statistics(self) -> RuntimeStatistics:
         """What the engine has done since its start, and how things stand."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ninfer.errors import OptionError
+from ninfer.events import MOST_LOGPROBS
 from ninfer.formats import KvFormat
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ _MAX_SLOTS = 4096
 class EngineOptions:
     """Fixed while the engine lives.
 
-    `max_context` tokens of one sequence (default 2048, or the model's positions if those are fewer);
+    `max_context` tokens of one sequence (None: `default_context`, or the model's positions if those are
+    fewer);
     `prefill_chunk` prompt tokens per unit of work, a multiple of 128; `max_concurrency` requests at a time;
     `kv_capacity` tokens of KV cache that they and the prefix cache share (None: `max_context`; "auto": what
     memory allows, less `headroom_mib`); `kv_dtype` its format; `state_slots` snapshots of recurrent states
@@ -34,10 +36,12 @@ class EngineOptions:
 
     `chat_template` Jinja source used instead of the artifact's; `threads` of PyTorch and the CPU backend in
     the whole process (None: from the machine); `cache_dir` for converted checkpoints (None: `$NINFER_CACHE`
-    or the platform's user cache).
+    or the platform's user cache). `warm_up` runs every kind of decode round before the first request, which
+    then doesn't pay for that.
     """
 
     max_context: int | None = None
+    default_context: int = 2048
     prefill_chunk: int = 1024
     max_concurrency: int = 1
     kv_capacity: int | Literal["auto"] | None = None
@@ -51,9 +55,11 @@ class EngineOptions:
     chat_template: str | None = None
     threads: int | None = None
     cache_dir: Path | None = None
+    warm_up: bool = False
 
     def __post_init__(self) -> None:
         _check(self, "max_context", Integral, 1, _U32)
+        _check(self, "default_context", Integral, 1, _U32)
         _check(self, "prefill_chunk", Integral, 1, _U32)
         _check(self, "max_concurrency", Integral, 1, 8)
         if self.kv_capacity != "auto":
@@ -66,11 +72,8 @@ class EngineOptions:
         _check(self, "state_slots", Integral, 0, _MAX_SLOTS)
         _check(self, "turn_anchors", Integral, 0, _MAX_SLOTS)
         _check(self, "max_pending", Integral, 0, _U32)
-        if self.pending_timeout is not None:
-            _check(self, "pending_timeout", Real, 0, _U32)
-            if self.pending_timeout == 0:
-                raise OptionError("pending_timeout must be above 0 seconds, or None to wait for ever")
-        _check_flags(self, "prefix_reuse")
+        _check_seconds(self, "pending_timeout", "to wait for ever")
+        _check_flags(self, "prefix_reuse", "warm_up")
         if self.state_slots and not self.prefix_reuse:
             raise OptionError("state_slots needs prefix_reuse; switch it on or leave the slots out")
         _check(self, "threads", Integral, 1, _MAX_THREADS)
@@ -141,7 +144,11 @@ class GenerationOptions:
         _check(self, "seed", Integral, 0, 2**64 - 1)
         _check(self, "presence_penalty", Real, -2, 2)
         _check(self, "frequency_penalty", Real, -2, 2)
-        _check_flags(self, "raw", "prefix_reuse")
+        _check(self, "logprobs", Integral, 0, MOST_LOGPROBS)
+        _check_seconds(self, "timeout", "for the engine's own limit")
+        _check_flags(self, "raw", "prefix_reuse", "single_call")
+        if self.grammar is not None and not (isinstance(self.grammar, str) and self.grammar):
+            raise OptionError(f"grammar must be text that isn't empty, or None, not {self.grammar!r:.80}")
         if self.thinking is not None:
             _check_flags(self, "thinking")
         for name in ("stop", "reasoning_stop"):
@@ -168,6 +175,13 @@ def _check_flags(options: object, *names: str) -> None:
     for name in names:
         if not isinstance(value := getattr(options, name), bool):
             raise OptionError(f"{name} must be True or False, not {value!r:.80}")
+
+
+def _check_seconds(options: object, name: str, none: str) -> None:
+    if getattr(options, name) is not None:
+        _check(options, name, Real, 0, _U32)
+        if getattr(options, name) == 0:
+            raise OptionError(f"{name} must be above 0 seconds, or None {none}")
 
 
 def _check(options: object, name: str, kind: type, low: int, high: int, what: str | None = None) -> None:

@@ -29,9 +29,9 @@ def whole(flag: str, help: str) -> Any:
     return typer.Option(flag, parser=_whole, metavar="N", help=help)
 
 
-def number(flag: str, help: str) -> Any:
+def number(flag: str, help: str, metavar: str = "F") -> Any:
     """An option that takes a real number; its range is checked by the room that owns it."""
-    return typer.Option(flag, parser=_number, metavar="F", help=help)
+    return typer.Option(flag, parser=_number, metavar=metavar, help=help)
 
 
 @contextlib.contextmanager

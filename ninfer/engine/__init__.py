@@ -6,10 +6,20 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ninfer.engine.events import Done, Event, Output, PromptProgress, Started, Statistics, ThinkingReport
+from ninfer.engine.events import (
+    Done,
+    Event,
+    HostWork,
+    Output,
+    PromptProgress,
+    Started,
+    Statistics,
+    ThinkingReport,
+)
 from ninfer.engine.handle import Handle
 from ninfer.engine.output import OutputSession
 from ninfer.engine.request import Marks, Request
+from ninfer.engine.reuse import ReusePath
 from ninfer.engine.stats import Health, RuntimeStatistics
 
 if TYPE_CHECKING:
@@ -22,12 +32,14 @@ __all__ = [
     "Event",
     "Handle",
     "Health",
+    "HostWork",
     "Marks",
     "Output",
     "OutputSession",
     "Policy",
     "PromptProgress",
     "Request",
+    "ReusePath",
     "RuntimeStatistics",
     "Started",
     "Statistics",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
+from ninfer.engine.reuse import reuse_path
 from ninfer.engine.scheduler import Protection
 from ninfer.engine.sequence import Pools, Sequence, fits, pages_for
 from ninfer.engine.taps import plan_taps
@@ -117,6 +118,7 @@ class Admission:
                 break
         else:
             return False
+        ticket.reuse_path = reuse_path(match, request.marks)
         ticket.sequence = sequence = Sequence(self._pools, request.prompt, entitlement, match)
         ticket.reused = sequence.frontier
         if reuse and self._plan.snapshots:  # a cut costs a pass and is for nothing without them

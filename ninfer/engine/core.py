@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from threading import Condition, Thread, current_thread
 from time import monotonic, perf_counter
 
@@ -16,27 +15,25 @@ import numpy as np
 
 from ninfer.engine.admission import Admission, Policy
 from ninfer.engine.drafts import DraftSource, propose
-from ninfer.engine.events import Done, Output, PromptProgress, Started
+from ninfer.engine.events import Done, PromptProgress, Started
 from ninfer.engine.handle import Handle
 from ninfer.engine.output import OutputSession
 from ninfer.engine.prefix import PrefixCache
 from ninfer.engine.request import Request, State, Ticket, budget
+from ninfer.engine.results import Results, preview, publish
 from ninfer.engine.scheduler import Choice, choose, may_admit
 from ninfer.engine.sequence import Pools, Sequence
 from ninfer.engine.stats import Health, RuntimeStatistics
 from ninfer.engine.taps import next_cut
 from ninfer.engine.units import UnitWriter
-from ninfer.errors import (
-    ModelError,
-    OverloadedError,
-    QueueTimeoutError,
-    UnavailableError,
-)
+from ninfer.errors import OverloadedError, QueueTimeoutError, UnavailableError
 from ninfer.events import FinishReason, Step
 from ninfer.runtime.pages import PagePool
 from ninfer.runtime.plan import Plan
 from ninfer.runtime.slots import SlotPool
 
+_NONE: list[int] = []
+"""The drafts of those that have none; never changed."""
 _FORKED = "the engine works in the process that this one was forked from"
 
 
@@ -66,7 +63,7 @@ class Core:
         self._queue = Admission(self._pools, plan, self.policy)
         self._decoded_last = False
         self._stats = RuntimeStatistics()
-        self._egress: np.ndarray | None = None
+        self._results = Results()
         self._condition = Condition()
         self._inbox: list[Ticket] = []
         self._outstanding: set[Ticket] = set()
@@ -119,22 +116,8 @@ class Core:
 
     def statistics(self) -> RuntimeStatistics:
         """A copy of the counters, with the present state of the queue and the cache."""
-        states = self._states()
-        pages, cache = self._pools.pages, self._pools.cache
-        return replace(
-            self._stats,
-            finished=dict(self._stats.finished),
-            evicted_blocks=cache.evicted_blocks,
-            evicted_snapshots=cache.evicted_snapshots,
-            waiting=len(self._queue.waiting) + len(self._inbox),
-            running=len(states),
-            prefilling=states.count(State.PREFILL),
-            free_pages=pages.free,
-            active_pages=pages.locked,
-            reserved_pages=pages.reserved,
-            cached_blocks=cache.blocks,
-            snapshots=cache.snapshots_in_use,
-        )
+        waiting = len(self._queue.waiting) + len(self._inbox)
+        return self._stats.as_of_now(self._pools, self._states(), waiting)
 
     def health(self) -> Health:
         """Can requests be served, and if not, why?"""
@@ -198,7 +181,7 @@ class Core:
             return not self._stopping
 
     def _iterate(self) -> None:
-        begin = perf_counter()
+        begin, maintained = perf_counter(), self._stats.engine_maintenance
         self._end_cancelled()
         states = self._states()
         if self._queue.waiting:
@@ -220,13 +203,14 @@ class Core:
         )
         if choice is not Choice.DECODE:
             self._deliver()
-        self._stats.boundary_seconds += perf_counter() - begin
+        now = perf_counter()
+        self._stats.engine_boundary += now - begin - (self._stats.engine_maintenance - maintained)
         if choice is Choice.CONTROL:
-            self._control()
+            self._control(now)
         elif choice is Choice.PREFILL:
-            self._prefill()
+            self._prefill(now)
         elif choice is Choice.DECODE:
-            self._decode()
+            self._decode(now)
         else:
             self._idle()
         self._decoded_last = choice in (Choice.CONTROL, Choice.DECODE)
@@ -266,30 +250,34 @@ class Core:
             return
         self._lanes[self._lanes.index(None)] = ticket
         ticket.state, ticket.admitted = State.PREFILL, perf_counter()
-        self._stats.admitted += 1
-        self._stats.reused_tokens += ticket.reused
+        ticket.work_before = self._stats.host
+        self._stats.select(ticket)
         ticket.mailbox.put(Started(len(ticket.request.prompt), ticket.reused))
 
-    # Units of work
+    # Units of work. Each takes over from the boundary at `begin`; the host's time in it is that of writing
+    # the record, of what follows the Program until it is known what was drawn, and of committing and
+    # publishing.
 
     def _do(self, record: np.ndarray) -> float:
-        """Have the Program do a unit; its results stand in `_tokens` and `_produced`. Device seconds."""
-        egress = self._run(record)
-        if egress is not self._egress:
-            self._egress, self._seconds = egress, egress["seconds"].data
-            self._tokens, self._produced = egress["tokens"][0].data, egress["produced"][0].data
-        return self._seconds[0]
+        """Have the Program do a unit; what it yields stands in `_results`. Device seconds."""
+        return self._results.take(self._run(record))
 
-    def _prefill(self) -> None:
+    def _prefill(self, begin: float) -> None:
         [lane] = [i for i, t in enumerate(self._lanes) if t is not None and t.state is State.PREFILL]
         ticket, sequence = self._ticket(lane)
-        begin = perf_counter()
-        prompt_tokens = len(ticket.request.prompt)
+        stats, prompt_tokens = self._stats, len(ticket.request.prompt)
         end = next_cut(sequence.frontier, prompt_tokens, self.plan.prefill_chunk, ticket.taps)
-        count = end - sequence.frontier
+        count, masked = end - sequence.frontier, 0
+        if end == prompt_tokens and ticket.constrained:
+            masked = self._mask(ticket, 0, [])
+            if masked is None:
+                return
         sequence.map_to(end)
-        device = self._do(self._writer.prefill(lane, ticket, end))
+        record = self._writer.prefill(lane, ticket, end, masked=masked > 0)
+        written = perf_counter()
+        device = self._do(record)
         sequence.advance(count)
+        known = perf_counter()
         if self._queue.reuses(ticket):
             kinds = [tap.kind for tap in ticket.taps if tap.position == end]
             if kinds:
@@ -298,47 +286,67 @@ class Core:
                 sequence.share()
         now = perf_counter()
         ticket.prefill_seconds += now - begin
-        self._stats.prefill_tokens += count
-        self._stats.prefill_seconds += now - begin
-        self._stats.prefill_device_seconds += device
+        stats.prefill_tokens += count
+        stats.prefill_units += 1
+        stats.prefill_device_seconds += device
+        stats.ran(begin, written, known, device)
+        stats.engine_maintenance += now - known
+        stats.prefill_seconds += now - begin
+        maintained = stats.engine_maintenance
         ticket.mailbox.put(PromptProgress(prompt_tokens, end, now - ticket.admitted))
         if end == prompt_tokens:
             self._queue.changed = True
             ticket.state = State.DECODE_READY
             ticket.first_token = now
-            first = [self._tokens[0]]
-            self._settle(ticket, first, self._preview(ticket, first))
+            [first] = self._results.offers(1, 1)
+            step = preview(ticket, first)
+            self._results.collect(ticket, step, 0)
+            self._settle(ticket, first, step, now)
+        stats.prefill_seconds += stats.settled(now, maintained)
 
-    def _decode(self) -> None:
+    def _decode(self, begin: float) -> None:
         """One round of all requests that are ready for it."""
         lanes, tickets, sequences = [], [], []
+        drafts: list[list[int]] = []
+        masked: list[tuple[int, int]] = []
+        told: list[int] = []
         for lane, ticket in enumerate(self._lanes):
             if ticket is not None and ticket.state is State.DECODE_READY:
                 assert ticket.sequence is not None
+                draft = _NONE
+                if self._drafts is not None:
+                    draft = propose(self._drafts, ticket, self.plan, self._public_tokens)
+                if not ticket.plain:
+                    if ticket.constrained:
+                        columns = self._mask(ticket, len(lanes), draft)
+                        if columns is None:
+                            continue
+                        masked.append((len(lanes), columns))
+                    if ticket.request.logprobs is not None:
+                        told.append(len(lanes))
                 lanes.append(lane)
                 tickets.append(ticket)
                 sequences.append(ticket.sequence)
-        begin = perf_counter()
-        drafts: list[list[int]] = [[]] * len(lanes)
-        if self._drafts is not None:
-            drafts = [propose(self._drafts, t, self.plan, self._public_tokens) for t in tickets]
+                drafts.append(draft)
+        if not lanes:
+            return
         for sequence, draft in zip(sequences, drafts, strict=True):
             sequence.map_to(sequence.frontier + 1 + len(draft))
-        device = self._do(self._writer.round(lanes, tickets, drafts))
+        record = self._writer.round(lanes, tickets, drafts, masked)
+        written = perf_counter()
+        device, folded = self._do(record), 0.0
         width = self.plan.shape.width if self._drafts is not None and any(drafts) else 1
-        tokens = self._tokens[: len(lanes) * width].tolist()
-        if width == 1:
-            offers = [[token] for token in tokens]
-        else:
-            produced = self._produced[: len(lanes)].tolist()
-            offers = [tokens[row * width : row * width + count] for row, count in enumerate(produced)]
-        steps = [self._preview(ticket, offer) for ticket, offer in zip(tickets, offers, strict=True)]
+        offers = self._results.offers(len(lanes), width)
+        known = perf_counter()
+        steps = [preview(ticket, offer) for ticket, offer in zip(tickets, offers, strict=True)]
         counts = [0 if isinstance(step, Exception) else step.committed for step in steps]
+        for row in told:
+            self._results.collect(tickets[row], steps[row], row * width)
         if width == 1:
             for sequence in sequences:
                 sequence.advance(1)
         else:
-            device += self._do(self._writer.fold(counts))
+            folded = self._do(self._writer.fold(counts))
             for sequence, count in zip(sequences, counts, strict=True):
                 if count:
                     sequence.advance(count)
@@ -348,58 +356,73 @@ class Core:
         stats.rounds += 1
         stats.row_rounds += len(lanes)
         stats.decode_tokens += sum(counts)
+        stats.decode_device_seconds += device + folded
+        stats.ran(begin, written, known, device)
+        stats.engine_commit_output += now - known - folded
+        stats.decode_seconds += now - begin
+        maintained = stats.engine_maintenance
         if width > 1:
-            stats.drafted_tokens += sum(map(len, drafts))
-            stats.accepted_tokens += sum(map(len, offers)) - len(offers)
+            for ticket, draft, offer in zip(tickets, drafts, offers, strict=True):
+                stats.drafted_tokens += len(draft)
+                stats.accepted_tokens += len(offer) - 1
+                ticket.drafted += len(draft)
+                ticket.accepted += len(offer) - 1
         for ticket, offer, step in zip(tickets, offers, steps, strict=True):
             ticket.decode_seconds += now - begin
             ticket.rounds += 1
-            self._settle(ticket, offer, step)
-        stats.decode_seconds += perf_counter() - begin
-        stats.decode_device_seconds += device
+            self._settle(ticket, offer, step, now)
+        stats.decode_seconds += stats.settled(now, maintained)
 
-    def _control(self) -> None:
+    def _control(self, begin: float) -> None:
         """Feed the texts that close thinking blocks; they were committed without being drawn."""
         due = [i for i, t in enumerate(self._lanes) if t is not None and t.state is State.CONTROL_READY]
         span = len(self._ticket(due[0])[0].session.closer)
         # Rows of a unit are equally long; a closer of another length has its turn in the next iteration.
         lanes = [lane for lane in due if len(self._ticket(lane)[0].session.closer) == span]
         tickets = [self._ticket(lane)[0] for lane in lanes]
-        begin = perf_counter()
         for ticket, sequence in zip(tickets, (self._ticket(lane)[1] for lane in lanes), strict=True):
             sequence.ledger += ticket.session.closer
             sequence.map_to(sequence.frontier + span)
-        device = self._do(self._writer.control(lanes, tickets, span))
-        self._stats.control_tokens += span * len(tickets)
-        self._stats.control_device_seconds += device
+        record = self._writer.control(lanes, tickets, span)
+        written = perf_counter()
+        device = self._do(record)
+        now = perf_counter()
+        stats = self._stats
+        stats.control_units += 1
+        stats.control_tokens += span * len(tickets)
+        stats.control_device_seconds += device
+        stats.ran(begin, written, now, device)
+        stats.control_seconds += now - begin
+        maintained = stats.engine_maintenance
         for ticket in tickets:
             assert ticket.sequence is not None
             ticket.sequence.advance(span)
             ticket.state = State.DECODE_READY
-            ticket.decode_seconds += perf_counter() - begin
+            ticket.decode_seconds += now - begin
             try:
                 step = ticket.session.commit_closer()
             except Exception as error:
                 self._fail(ticket, error)
                 continue
             ticket.output += ticket.session.closer
-            self._publish(ticket, step)
+            publish(ticket, step, now)
             if reason := step.finish or ticket.budget.finish(len(ticket.output)):
                 self._finish(ticket, reason)
-        self._stats.control_seconds += perf_counter() - begin
+        stats.control_seconds += stats.settled(now, maintained)
 
-    # Output
-
-    def _preview(self, ticket: Ticket, tokens: list[int]) -> Step | Exception:
-        """How many of the tokens belong to the output, and what they mean; an error is the request's own."""
-        if min(tokens) < 0:
-            return ModelError("the model's scores aren't finite; the weights are damaged")
+    def _mask(self, ticket: Ticket, row: int, drafts: list[int]) -> int | None:
+        """Have the masks of a constrained request's columns written, and drop drafts that they forbid; how
+        many there are (0: nothing is forbidden). None if that fails, and the request with it."""
         try:
-            return ticket.session.accept(tokens)
+            columns = ticket.session.fill_masks(drafts, self._writer.masks(row, len(drafts)))
         except Exception as error:
-            return error
+            self._fail(ticket, error)
+            return None
+        if columns and drafts:
+            del drafts[columns - 1 :]
+        return columns
 
-    def _settle(self, ticket: Ticket, tokens: list[int], step: Step | Exception) -> None:
+    def _settle(self, ticket: Ticket, tokens: list[int], step: Step | Exception, now: float) -> None:
         """Take committed tokens into the ledger, publish them, and end the request if it is at its end."""
         if isinstance(step, Exception):
             self._fail(ticket, step)
@@ -408,31 +431,27 @@ class Core:
         committed = tokens[: step.committed]
         ticket.sequence.ledger += committed
         ticket.output += committed
-        self._publish(ticket, step)
+        publish(ticket, step, now)
         reason = step.finish or ticket.budget.finish(len(ticket.output))
         if reason is not None:
             self._finish(ticket, reason)
         elif ticket.session.closer_due:
             ticket.state = State.CONTROL_READY
 
-    @staticmethod
-    def _publish(ticket: Ticket, step: Step) -> None:
-        for delta in step.deltas:
-            ticket.mailbox.put_text(Output(delta.channel, delta.text))
-
     # The end of a request
 
     def _finish(self, ticket: Ticket, reason: FinishReason) -> None:
         """Give everything back, leaving the state at the frontier to the cache, and tell the consumer."""
         self._leave(ticket, keep=self._queue.reuses(ticket))
+        now = perf_counter()
         try:
-            self._publish(ticket, ticket.session.close())
+            publish(ticket, ticket.session.close(), now, last=True)
         except Exception as error:
             self._stats.failed += 1
             self._end(ticket, error)
             return
         self._stats.finished[reason] = self._stats.finished.get(reason, 0) + 1
-        self._end(ticket, Done(ticket.statistics(reason, perf_counter())))
+        self._end(ticket, Done(ticket.statistics(reason, now, self._stats.host)))
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
         """End a request by its own fault; the others don't notice."""
@@ -442,8 +461,10 @@ class Core:
 
     def _leave(self, ticket: Ticket, *, keep: bool) -> None:
         if ticket.sequence is not None:
+            begin = perf_counter()
             ticket.sequence.close(keep=keep)
             ticket.sequence = None
+            self._stats.engine_maintenance += perf_counter() - begin
         if ticket in self._lanes:
             # Last, so that whoever sees no request running sees its pages given back.
             self._lanes[self._lanes.index(ticket)] = None

@@ -1,6 +1,8 @@
 """What a request tells its consumer: one `Started`, then `PromptProgress`es, `Output`s, and one `Done`."""
 
-from dataclasses import dataclass, field
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
 
 from ninfer.events import Channel, FinishReason, TokenLogprob
 
@@ -65,6 +67,11 @@ class HostWork:
     prefill_units: int = 0
     control_units: int = 0
 
+    def since(self, before: HostWork) -> HostWork:
+        """What was done after `before`."""
+        names = [one.name for one in fields(self)]
+        return HostWork(*(getattr(self, name) - getattr(before, name) for name in names))
+
 
 @dataclass(frozen=True)
 class Statistics:
@@ -95,6 +102,8 @@ class Statistics:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     host: HostWork = HostWork()
+    reuse_path: str = "root"
+    """Where the reused tokens came from; see `ninfer.engine.reuse.ReusePath`."""
 
     @property
     def prefill_rate(self) -> float | None:

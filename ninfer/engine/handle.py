@@ -38,6 +38,20 @@ class Handle:
         """Nothing more will be read; cancels the request if it still runs."""
         self._finalizer()
 
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Have `listener` called, from now on and at once, whenever `poll` may have something: mostly in the
+        engine's worker, which waits for it and must not see it raise. Instead of iterating; None ends it."""
+        self._mailbox.listen(listener)
+
+    def poll(self) -> Event | None:
+        """The next event, if there is one; raises the error that ended the request. One thread at a time."""
+        return self._mailbox.take(wait=False)
+
+    @property
+    def drained(self) -> bool:
+        """Has the last event been read?"""
+        return self._mailbox.drained
+
     def _claim(self) -> None:
         """Of two readers at a time each would get a part, and the slower one would wait for ever."""
         if not self._reader.acquire(blocking=False):

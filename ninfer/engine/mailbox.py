@@ -43,7 +43,9 @@ class Mailbox:
         """Add an event that may wait for the next ones; if none is near, `deliver` must follow."""
         if not self.ended:
             self._held.append(event)
-            if perf_counter() - self._woken > _WAKE_EVERY:
+            now = perf_counter()
+            if now - self._woken > _WAKE_EVERY:
+                self._woken = now  # not by other events: the first text follows the last progress at once
                 self.deliver()
 
     def fail(self, error: BaseException) -> None:
@@ -58,7 +60,6 @@ class Mailbox:
         if self._held:
             held, self._held = self._held, []
             self._queue.put(held)
-            self._woken = perf_counter()
             listener = self._listener  # looked up once: the consumer may leave in between
             if listener is not None:
                 listener()

@@ -33,7 +33,8 @@ class OutputSession(Protocol):
     def fill_masks(self, drafts: Sequence[int], masks: np.ndarray) -> int:
         """Which tokens may come next: row 0 of `masks` (int32 `[1 + len(drafts), words]`, bit i of word w is
         token 32 w + i), and after each draft that is allowed. Returns how many rows are valid: 0 if nothing
-        is forbidden at the moment, fewer than all if a draft is not allowed. Changes nothing."""
+        is forbidden, neither at the moment nor after any of the drafts, fewer than all if a draft is not
+        allowed. Changes nothing."""
         ...
 
     @property

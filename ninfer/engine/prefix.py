@@ -65,6 +65,10 @@ class PrefixCache:
         """Blocks dropped because a lane needed their page."""
         self.evicted_snapshots = 0
         """Snapshots dropped because their slot or page was needed."""
+        self.captured = 0
+        """Snapshots taken."""
+        self.refused = 0
+        """Snapshots that weren't taken: all slots were in use, or another lane had the blocks before them."""
         pages.reclaim = self._reclaim
         pages.released = self._shelf.touch
 
@@ -202,10 +206,12 @@ class PrefixCache:
             self._refresh(place.snapshot, kind, lineage)
             return False
         if not may_add or not self._make_room(kind, lineage):
+            self.refused += 1
             return False
         if place is None:
             place = self._insert(node, tail, pages[full])
         self._attach(place, slot, kind, lineage).pins = int(active)
+        self.captured += 1
         return True
 
     def unpin(self, slot: int) -> None:

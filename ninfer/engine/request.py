@@ -6,16 +6,20 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from ninfer.engine.events import Statistics, ThinkingReport
+from ninfer.engine.events import HostWork, Statistics, ThinkingReport
 from ninfer.engine.mailbox import Mailbox
+from ninfer.engine.reuse import ReusePath
 from ninfer.errors import ContextLengthError, OptionError, ThinkingBudgetError
-from ninfer.events import FinishReason
+from ninfer.events import MOST_LOGPROBS, FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
     from ninfer.engine.output import OutputSession
     from ninfer.engine.sequence import Sequence
     from ninfer.engine.taps import Tap
     from ninfer.ops import SamplingParams
+
+
+_NO_WORK = HostWork()
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,9 @@ class Marks:
 @dataclass(frozen=True)
 class Request:
     """What to run: prompt token ids, sampling, output tokens at most (None: to the end of the context), the
-    thinking budget in tokens (None: no limit, or the prompt doesn't start in thinking), marks, and whether
-    the prefix cache may serve and learn from it."""
+    thinking budget in tokens (None: no limit, or the prompt doesn't start in thinking), marks, whether the
+    prefix cache may serve and learn from it, and how many of the likeliest tokens are told beside each
+    content token (0 to 20; None: no log-probabilities)."""
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
@@ -41,6 +46,7 @@ class Request:
     thinking_budget: int | None = None
     marks: Marks = Marks()
     reuse: bool = True
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,10 @@ def budget(
     room = max_context - count + 1
     by_context = wanted is None or wanted > room
     output = room if wanted is None else min(wanted, room)
+    if request.logprobs is not None and not 0 <= request.logprobs <= MOST_LOGPROBS:
+        raise OptionError(
+            f"log-probabilities of 0 to {MOST_LOGPROBS} tokens can be told, not {request.logprobs}"
+        )
     if request.thinking_budget is not None and request.thinking_budget < 1:
         raise OptionError(f"the thinking budget must be at least 1 token, not {request.thinking_budget}")
     # The session knows whether a thinking block is open, and it is the session that will ask for the closer.
@@ -132,14 +142,26 @@ class Ticket:
     sequence: Sequence | None = None
     taps: tuple[Tap, ...] = ()
     reused: int = 0
+    reuse_path: ReusePath = ReusePath.ROOT
     output: list[int] = field(default_factory=list)
     admitted: float = 0.0
     first_token: float | None = None
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of content whose text is still to come."""
+    work_before: HostWork | None = None
+    """The engine's at admission."""
 
-    def statistics(self, reason: FinishReason, now: float) -> Statistics:
+    def __post_init__(self) -> None:
+        self.constrained = self.session.constrained
+        self.plain = not self.constrained and self.request.logprobs is None
+
+    def statistics(self, reason: FinishReason, now: float, work: HostWork = _NO_WORK) -> Statistics:
+        """`work`: the engine's so far."""
         session, budget = self.session, self.request.thinking_budget
         thinking = None
         if budget is not None:
@@ -160,4 +182,9 @@ class Ticket:
             first_token_seconds=None if self.first_token is None else self.first_token - self.submitted,
             total_seconds=now - self.submitted,
             rounds=self.rounds,
+            stop_string=session.stop_string,
+            drafted_tokens=self.drafted,
+            accepted_tokens=self.accepted,
+            host=_NO_WORK if self.work_before is None else work.since(self.work_before),
+            reuse_path=self.reuse_path,
         )

@@ -11,7 +11,7 @@ from ninfer.ops import Purpose
 from ninfer.runtime.records import Shape, Unit, ingress
 
 if TYPE_CHECKING:
-    from ninfer.engine.request import Ticket
+    from ninfer.engine.request import Request, Ticket
     from ninfer.engine.sequence import Sequence
     from ninfer.ops import SamplingParams
 
@@ -42,8 +42,14 @@ class UnitWriter:
         self._sources, self._targets = only["source_slots"].data, only["target_slots"].data
         self._round: tuple[object, ...] = ()
 
-    def prefill(self, lane: int, ticket: Ticket, end: int) -> np.ndarray:
-        """Feed the prompt up to `end`; draw the first token if that is all of it."""
+    def masks(self, row: int, drafts: int) -> np.ndarray:
+        """Where the masks of a row of the next unit are to be written: int32 `[1 + drafts, words]`."""
+        begin = row * self._shape.width
+        return self._fields["masks"][begin : begin + 1 + drafts]
+
+    def prefill(self, lane: int, ticket: Ticket, end: int, *, masked: bool = False) -> np.ndarray:
+        """Feed the prompt up to `end`; draw the first token if that is all of it (`masked`: by the first mask
+        of row 0)."""
         sequence, f = self._sequence(ticket), self._fields
         count = end - sequence.frontier
         self._header(Unit.PREFILL, 1, count)
@@ -53,7 +59,8 @@ class UnitWriter:
             self._record["copy_source"], self._record["copy_target"] = sequence.copy
         self._row(0, sequence)
         if end == len(ticket.request.prompt):
-            self._draw(0, lane, ticket.request.sampling)
+            self._draw(0, lane, ticket.request)
+            f["mask_row"][0] = 0 if masked else -1
             f["purpose"][0], f["draw_position"][0] = Purpose.PREFILL, end
         else:
             f["purpose"][0], f["count_rows"][0] = -1, -1
@@ -72,8 +79,17 @@ class UnitWriter:
             self._row(row, sequence)
         return self._record
 
-    def round(self, lanes: Items[int], tickets: Items[Ticket], drafts: Items[Items[int]]) -> np.ndarray:
-        """Feed each request's waiting token and its drafts, and draw after every column."""
+    def round(
+        self,
+        lanes: Items[int],
+        tickets: Items[Ticket],
+        drafts: Items[Items[int]],
+        masked: Items[tuple[int, int]] = (),
+    ) -> np.ndarray:
+        """Feed each request's waiting token and its drafts, and draw after every column.
+
+        `masked`: the rows of constrained requests, and how many of their columns have masks.
+        """
         f = self._fields
         width = self._shape.width if any(drafts) else 1
         same = (width, *((id(t), len(self._sequence(t).pages)) for t in tickets))
@@ -81,7 +97,7 @@ class UnitWriter:
             self._header(Unit.ROUND, len(tickets), width)
             for row, (lane, ticket) in enumerate(zip(lanes, tickets, strict=True)):
                 for column in range(row * width, (row + 1) * width):
-                    self._draw(column, lane if column == row * width else -1, ticket.request.sampling)
+                    self._draw(column, lane if column == row * width else -1, ticket.request)
                 f["purpose"][row * width] = Purpose.DECODE
                 self._table(row, self._sequence(ticket))
             self._round = same
@@ -100,6 +116,10 @@ class UnitWriter:
                 f["purpose"][begin + column] = Purpose.DECODE
             for column in range(begin + 1 + len(draft), begin + width):
                 f["tokens"][column], f["positions"][column], f["purpose"][column] = 0, -1, -1
+        for row, columns in masked:
+            begin, mask = row * width, row * self._shape.width
+            for column in range(width):
+                f["mask_row"][begin + column] = mask + column if column < columns else -1
         return self._record
 
     def fold(self, counts: Items[int]) -> np.ndarray:
@@ -123,8 +143,8 @@ class UnitWriter:
     def _table(self, row: int, sequence: Sequence) -> None:
         self._fields["page_table"][row, : len(sequence.pages)] = sequence.pages
 
-    def _draw(self, column: int, lane: int, sampling: SamplingParams) -> None:
-        f = self._fields
+    def _draw(self, column: int, lane: int, request: Request) -> None:
+        f, sampling = self._fields, request.sampling
         f["temperature"][column], f["top_p"][column] = sampling.temperature, sampling.top_p
         f["min_p"][column], f["top_k"][column] = sampling.min_p, sampling.top_k
         f["presence"][column], f["frequency"][column] = (
@@ -133,6 +153,8 @@ class UnitWriter:
         )
         f["seed"][column] = sampling.seed - (_UNSIGNED if sampling.seed >> 63 else 0)
         f["count_rows"][column] = lane if lane >= 0 and penalized(sampling) else -1
+        f["logprobs"][column] = -1 if request.logprobs is None else request.logprobs
+        f["mask_row"][column] = -1
 
     @staticmethod
     def _sequence(ticket: Ticket) -> Sequence:

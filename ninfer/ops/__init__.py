@@ -21,13 +21,16 @@ from ninfer.ops.norms import gated_rms_norm, rms_norm
 from ninfer.ops.recording import Recording
 from ninfer.ops.rope import Rope
 from ninfer.ops.sampling import (
+    CANDIDATES,
     Draws,
     Purpose,
     SamplingParams,
     clear_counts,
     count_tokens,
     draw,
+    mask_words,
     sample,
+    token_logprobs,
     uniform,
 )
 from ninfer.ops.weights import Encoded, Matrix, RowSpan
@@ -41,6 +44,7 @@ from ninfer.ops.workspace import (
 )
 
 __all__ = [
+    "CANDIDATES",
     "CHUNK",
     "PAGE",
     "RECORD_COLUMNS",
@@ -70,6 +74,7 @@ __all__ = [
     "linear_bytes",
     "linear_swiglu",
     "logits",
+    "mask_words",
     "paged_attention",
     "qk_prepare",
     "recorded_attention",
@@ -78,5 +83,6 @@ __all__ = [
     "sample",
     "sigmoid_mul",
     "swiglu_bytes",
+    "token_logprobs",
     "uniform",
 ]

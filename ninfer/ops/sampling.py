@@ -1,6 +1,7 @@
 """Choosing the next token from a row of scores.
 
-Order: penalties; temperature 0 = lowest-id argmax; the n best by (score descending, id ascending) with n =
+Order: the mask, whose forbidden tokens take no part in anything below; penalties; temperature 0 = lowest-id
+argmax; the n best by (score descending, id ascending) with n =
 top_k if 1..19, else 20; weights `exp((x - x0) / T)`; min_p cuts the tail, then top_p against the mass of all
 n; one draw. The draw is stateless: a function of seed, position and purpose, never of the row's place in a
 batch.
@@ -83,6 +84,7 @@ class Draws:
     position     int32  keys the random number; see `uniform`
     purpose      int32  a `Purpose`; -1: this row draws nothing
     count_rows   int32  row of the counts that penalties go by; -1: no penalties
+    mask_row     int32  row of the masks that says what is allowed; -1: everything
     """
 
     temperature: torch.Tensor
@@ -95,6 +97,7 @@ class Draws:
     position: torch.Tensor
     purpose: torch.Tensor
     count_rows: torch.Tensor
+    mask_row: torch.Tensor
 
     @classmethod
     def of(
@@ -104,8 +107,10 @@ class Draws:
         purposes: Sequence[int],
         count_rows: Sequence[int],
         device: torch.device | None = None,
+        *,
+        mask_row: Sequence[int] | None = None,
     ) -> Draws:
-        """Draws of these values, one of each for every row."""
+        """Draws of these values, one of each for every row (`mask_row` None: no masks)."""
 
         def tensor(values: list, kind: type[np.generic]) -> torch.Tensor:
             return torch.from_numpy(np.array(values, kind)).to(device)
@@ -121,16 +126,46 @@ class Draws:
             position=tensor(list(positions), np.int32),
             purpose=tensor(list(purposes), np.int32),
             count_rows=tensor(list(count_rows), np.int32),
+            mask_row=tensor([-1] * len(params) if mask_row is None else list(mask_row), np.int32),
         )
 
 
-def draw(logits: torch.Tensor, draws: Draws, counts: torch.Tensor) -> torch.Tensor:
+def mask_words(tokens: int) -> int:
+    """32-bit words of a mask over so many tokens."""
+    return -(-tokens // 32)
+
+
+def draw(
+    logits: torch.Tensor, draws: Draws, counts: torch.Tensor, masks: torch.Tensor | None = None
+) -> torch.Tensor:
     """One token id per row of `logits` (float32 `[B, V]`, public ids): int32 `[B]`.
 
-    -1 where the best score is not finite, -2 where the row draws nothing. `counts` (int32 `[R, V]`) says how
-    often each id was generated; it is read, never written: the caller counts a token when it is committed.
+    -1 where the best score is not finite, -2 where the row draws nothing, -3 where its mask allows no token.
+    `counts` (int32 `[R, V]`) says how often each id was generated; it is read, never written: the caller
+    counts a token when it is committed. `masks` (int32 `[M, ceil(V / 32)]`): bit i of word w allows token
+    32 w + i; bits from V on mean nothing. Without masks a row that names one is allowed nothing.
     """
-    return backend(logits.device.type).draw(logits, draws, counts)
+    return backend(logits.device.type).draw(logits, draws, counts, masks)
+
+
+def token_logprobs(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    wanted: torch.Tensor,
+    logprob: torch.Tensor,
+    top_ids: torch.Tensor,
+    top_logprobs: torch.Tensor,
+) -> None:
+    """Natural log-softmax of rows of raw scores, for those that ask.
+
+    `logits` float32 `[B, V]`; `tokens` int32 `[B]`; `wanted` int32 `[B]`: how many of the likeliest tokens
+    (0 to `CANDIDATES`), negative for a row that is left out, as is one with a negative token. For the others
+    `logprob` float32 `[B]` gets that of the token, and the first min(wanted, V) columns of `top_ids` int32
+    `[B, 20]` and `top_logprobs` float32 `[B, 20]` the likeliest ids, best first, ties by lower id, and theirs
+    (-1 and -inf where fewer scores are numbers). Nothing else is written. Sums are at least as
+    good as float32 sums of 1,024 terms; the result is rounded once.
+    """
+    backend(logits.device.type).token_logprobs(logits, tokens, wanted, logprob, top_ids, top_logprobs)
 
 
 def count_tokens(tokens: torch.Tensor, count_rows: torch.Tensor, counts: torch.Tensor) -> None:

@@ -132,7 +132,8 @@ def make_plan(
     if snapshots < 0:
         raise OptionError(f"--device-state-slots must not be negative, not {snapshots}")
     snapshots = snapshots if state.layers else 0
-    shape = Shape(rows, limits.width, min(limits.prefill_chunk, context), limits.span, -(-context // PAGE))
+    chunk, pages = min(limits.prefill_chunk, context), -(-context // PAGE)
+    shape = Shape(rows, limits.width, chunk, limits.span, pages, public_tokens)
     records = state.record_bytes(shape.draws) if limits.width > 1 else 0
     # The engine may be in another process and then has a record of its own.
     buffers = 2 * (ingress(shape).nbytes + egress(shape).nbytes) + 4 * rows * public_tokens

@@ -19,7 +19,7 @@ from ninfer.formats import KvFormat
 from ninfer.models import Batch, Cache, Model
 from ninfer.runtime.memory import allocate, allocate_records, available_bytes, zeros
 from ninfer.runtime.plan import MAX_CONCURRENCY, Limits, Plan, make_plan
-from ninfer.runtime.records import Unit, egress, header_of, ingress
+from ninfer.runtime.records import Unit, copy_record, egress, header_of, ingress
 
 _ROUND = int(Unit.ROUND)
 
@@ -79,7 +79,6 @@ class Program:
             self._records = allocate_records(model.state_layout(), shape.draws, device)
         self._counts = zeros((shape.rows, model.public_tokens), torch.int32, device)
         self.ingress, self._egress = ingress(shape), egress(shape)
-        self._bytes = self.ingress.view(np.uint8)
         self._header = header_of(self.ingress)
         self._seconds, self._tokens = self._egress["seconds"], self._egress["tokens"][0]
         self._produced = self._egress["produced"][0]
@@ -89,13 +88,16 @@ class Program:
             if self.ingress[name].ndim > 1
         }
         """The record's arrays as tensors; on another device they would be its copy there."""
+        self._logprobs = [
+            torch.from_numpy(self._egress[name][0]) for name in ("logprob", "top_ids", "top_logprobs")
+        ]
         self._rounds: dict[tuple[int, int], ops.Recording[torch.Tensor]] = {}
         self._device = device
 
     def run(self, record: np.ndarray) -> np.ndarray:
         """Do the unit that the record describes; the result is overwritten by the next call."""
         if record is not self.ingress:
-            np.copyto(self._bytes, record.view(np.uint8))  # field by field it would take 20 times as long
+            copy_record(self.ingress, record)
         begin = perf_counter()
         unit, rows, columns, *copied = self._header.tolist()
         if unit == _ROUND:
@@ -135,8 +137,7 @@ class Program:
         hidden = self._model.forward(self._batch(1, columns), self._cache)
         if self._fields["purpose"][0] >= 0:
             ops.clear_counts(self._fields["count_rows"][:1], self._counts)
-            logits = self._model.logits(hidden[-1:])
-            self._tokens[:1] = ops.draw(logits, self._draws(1), self._counts).numpy()
+            self._tokens[:1] = self._draw(self._model.logits(hidden[-1:]), 1).numpy()
             self._produced[0] = 1
 
     def _round(self, rows: int, columns: int) -> None:
@@ -168,7 +169,14 @@ class Program:
         hidden = self._model.forward(batch, self._cache, self._records if columns > 1 else None)
         logits = self._model.logits(hidden)
         ops.count_tokens(batch.tokens, self._fields["count_rows"][:count], self._counts)
-        return ops.draw(logits, self._draws(count), self._counts)
+        return self._draw(logits, count)
+
+    def _draw(self, logits: torch.Tensor, count: int) -> torch.Tensor:
+        """Draw from each row of scores, and say how likely that was where it was asked for."""
+        drawn = ops.draw(logits, self._draws(count), self._counts, self._fields["masks"])
+        reports = (report[:count] for report in self._logprobs)
+        ops.token_logprobs(logits, drawn, self._fields["logprobs"][:count], *reports)
+        return drawn
 
     def _control(self, rows: int, columns: int) -> None:
         for row in range(rows):
@@ -214,4 +222,5 @@ class Program:
             position=f["draw_position"][:count],
             purpose=f["purpose"][:count],
             count_rows=f["count_rows"][:count],
+            mask_row=f["mask_row"][:count],
         )

@@ -10,6 +10,8 @@ from enum import IntEnum
 
 import numpy as np
 
+from ninfer.ops import CANDIDATES, mask_words
+
 DRAW_FIELDS = (
     ("temperature", np.float64),
     ("top_p", np.float64),
@@ -21,9 +23,13 @@ DRAW_FIELDS = (
     ("draw_position", np.int32),
     ("purpose", np.int32),
     ("count_rows", np.int32),
+    ("mask_row", np.int32),
+    ("logprobs", np.int32),
 )
 """What a column's draw depends on. `seed` is the bit pattern of an unsigned number; purpose -1 draws nothing;
-`count_rows` names the row of penalty counts, -1 for none."""
+`count_rows` names the row of penalty counts, -1 for none; `mask_row` the row of `masks`, -1 for none;
+`logprobs` says how many of the likeliest tokens are reported beside the token's own log-probability, -1 for
+nothing."""
 
 
 _HEADER = ("unit", "rows", "columns", "copy_source", "copy_target")
@@ -47,13 +53,19 @@ class Unit(IntEnum):
 @dataclass(frozen=True)
 class Shape:
     """What sizes the records: `rows` requests at most, `width` columns of a row in a round, `chunk` columns
-    of a prefill, `span` of a control row, `pages` of a row's table."""
+    of a prefill, `span` of a control row, `pages` of a row's table, `tokens` that can be drawn."""
 
     rows: int
     width: int
     chunk: int
     span: int
     pages: int
+    tokens: int
+
+    @property
+    def words(self) -> int:
+        """32-bit words of a mask."""
+        return mask_words(self.tokens)
 
     @property
     def draws(self) -> int:
@@ -71,7 +83,8 @@ def ingress(shape: Shape) -> np.ndarray:
 
     `tokens`, `positions` `[columns]`, row after row; position -1 masks a column. `page_table[row]` says where
     positions [64 b, 64 b + 64) are. Slots: -1 as a source is the start of a sequence. Draw fields are
-    `[rows * width]`, as `tokens` in a round; in a PREFILL the first one counts.
+    `[rows * width]`, as `tokens` in a round; in a PREFILL the first one counts. `masks` `[rows * width,
+    words]`: bit i of word w allows token 32 w + i. They come last: only units that name one need them.
     """
     rows = shape.rows
     record = np.zeros(
@@ -86,11 +99,13 @@ def ingress(shape: Shape) -> np.ndarray:
                 ("target_slots", np.int32, (rows,)),
                 ("counts", np.int32, (rows,)),
                 *((name, np.int32) for name in _HEADER),
+                ("masks", np.int32, (shape.draws, shape.words)),
             ],
             align=True,
         ),
     )
     record["purpose"], record["count_rows"] = -1, -1
+    record["mask_row"], record["logprobs"] = -1, -1
     record["copy_source"], record["copy_target"] = -1, -1
     return record
 
@@ -102,9 +117,22 @@ def header_of(record: np.ndarray) -> np.ndarray:
     return record.view(np.uint8)[begin : begin + 4 * len(_HEADER)].view(np.int32)
 
 
+def copy_record(target: np.ndarray, source: np.ndarray) -> None:
+    """Copy an ingress record, its masks only as far as its draws name them."""
+    assert source.dtype.fields is not None
+    begin = source.dtype.fields["masks"][1]
+    into, out_of = target.view(np.uint8), source.view(np.uint8)
+    into[:begin] = out_of[:begin]  # field by field it would take 20 times as long
+    used = int(source["mask_row"].max()) + 1
+    if used > 0:
+        target["masks"][0, :used] = source["masks"][0, :used]
+
+
 def egress(shape: Shape) -> np.ndarray:
-    """What a unit produced: `tokens` `[rows * width]` (a token of -1: its scores weren't finite), per row how
-    many of them stand (`produced`: the drafts that agree, and one more), and the device's `seconds`."""
+    """What a unit produced: `tokens` `[rows * width]` (-1: its scores weren't finite, -3: its mask allows no
+    token), per row how many of them stand (`produced`: the drafts that agree, and one more), and the device's
+    `seconds`. Where they were asked for: `logprob` `[rows * width]` of the tokens, `top_ids` and
+    `top_logprobs` `[rows * width, 20]` of the likeliest."""
     return np.zeros(
         1,
         np.dtype(
@@ -112,6 +140,9 @@ def egress(shape: Shape) -> np.ndarray:
                 ("seconds", np.float64),
                 ("tokens", np.int32, (shape.draws,)),
                 ("produced", np.int32, (shape.rows,)),
+                ("logprob", np.float32, (shape.draws,)),
+                ("top_ids", np.int32, (shape.draws, CANDIDATES)),
+                ("top_logprobs", np.float32, (shape.draws, CANDIDATES)),
             ],
             align=True,
         ),

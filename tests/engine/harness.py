@@ -20,7 +20,8 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class Session:
-    """Publishes each token as its number; stops after `stop` (a token); thinks for `budget` tokens."""
+    """Publishes each token as its number; stops after `stop` (a token); thinks for `budget` tokens. Every
+    token but the stop is content."""
 
     def __init__(
         self,
@@ -31,8 +32,16 @@ class Session:
     ) -> None:
         self.stop, self.budget, self.fail_at, self.closer = stop, budget, fail_at, closer
         self.finish: FinishReason | None = None
+        self.stop_string: str | None = None
         self.reasoning_tokens = self.thinking_model_tokens = self.control_tokens = 0
         self._seen = 0
+
+    @property
+    def constrained(self) -> bool:
+        return False
+
+    def fill_masks(self, drafts: Sequence[int], masks: np.ndarray) -> int:
+        raise AssertionError("this session has no masks")
 
     @property
     def thinking_remaining(self) -> int | None:
@@ -45,7 +54,8 @@ class Session:
         return self.finish is None and self.thinking_remaining == 0
 
     def accept(self, token_ids: Sequence[int]) -> Step:
-        deltas = []
+        deltas: list[Delta] = []
+        content: list[int] = []
         for token in token_ids:
             self._seen += 1
             if self._seen == self.fail_at:
@@ -57,7 +67,8 @@ class Session:
             if token == self.stop:
                 self.finish = FinishReason.STOP_TOKEN
                 break
-        return Step(tuple(deltas), self.finish, len(deltas))
+            content.append(len(deltas) - 1)
+        return Step(tuple(deltas), self.finish, len(deltas), tuple(content))
 
     def commit_closer(self) -> Step:
         self.control_tokens = len(self.closer)
@@ -65,6 +76,54 @@ class Session:
 
     def close(self) -> Step:
         return Step()
+
+
+Rule = Callable[[Sequence[int]], set[int] | None]
+"""Which tokens may follow a sequence (the prompt and the output so far); None: any."""
+
+
+class Constrained(Session):
+    """Asks for masks by a rule, and breaks if it gets a token that the rule forbids."""
+
+    def __init__(self, prompt: Sequence[int], rule: Rule, **options) -> None:
+        super().__init__(**options)
+        self.ledger, self.rule = list(prompt), rule
+        self.asked: list[int] = []
+        """How many masks there were each time."""
+
+    @property
+    def constrained(self) -> bool:
+        return True
+
+    def fill_masks(self, drafts: Sequence[int], masks: np.ndarray) -> int:
+        assert masks.dtype == np.int32
+        assert masks.shape[0] == 1 + len(drafts)
+        masks[:] = 0x55555555  # what a forgotten row would say
+        filled, restricted = 0, False
+        for row in range(1 + len(drafts)):
+            allowed = self.rule([*self.ledger, *drafts[:row]])
+            restricted |= allowed is not None
+            _fill(masks[row], allowed)
+            filled += 1
+            if row < len(drafts) and allowed is not None and drafts[row] not in allowed:
+                break
+        self.asked.append(filled if restricted else 0)
+        return self.asked[-1]
+
+    def accept(self, token_ids: Sequence[int]) -> Step:
+        step = super().accept(token_ids)
+        for token in token_ids[: step.committed]:
+            allowed = self.rule(self.ledger)
+            assert allowed is None or token in allowed, f"{token} is forbidden"
+            self.ledger.append(token)
+        return step
+
+
+def _fill(mask: np.ndarray, allowed: set[int] | None) -> None:
+    words = mask.view(np.uint32)
+    words[:] = 0xFFFFFFFF if allowed is None else 0
+    for token in allowed or ():
+        words[token // 32] |= np.uint32(1 << token % 32)
 
 
 @dataclass(frozen=True)
@@ -152,8 +211,9 @@ def request(
     marks: Marks | None = None,
     reuse: bool = True,
     thinking_budget: int | None = None,
+    logprobs: int | None = None,
 ) -> Request:
-    return Request(tuple(prompt), sampling, count, thinking_budget, marks or Marks(), reuse)
+    return Request(tuple(prompt), sampling, count, thinking_budget, marks or Marks(), reuse, logprobs)
 
 
 def drain(handle: Handle) -> tuple[list[int], Statistics, list[Event]]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ninfer.ops import SamplingParams
-from tests.engine.harness import GREEDY
+from tests.engine.harness import GREEDY, Rule
 from tests.runtime.toy import PUBLIC, expected_token
 
 TOP = 5.0
@@ -19,8 +19,10 @@ def greedy_answer(
     think: int | None = None,
     closer: Sequence[int] = (),
     stop: int | None = None,
+    rule: Rule | None = None,
 ) -> list[int]:
-    """`count` tokens at most; after `think` of them `closer` follows; ends with `stop`."""
+    """`count` tokens at most, only such as `rule` allows; after `think` of them `closer` follows; ends with
+    `stop`."""
     output: list[int] = []
     while len(output) < count:
         scores = [0.0] * PUBLIC
@@ -28,7 +30,9 @@ def greedy_answer(
         for token in set(output):
             times = output.count(token)
             scores[token] -= sampling.presence_penalty + sampling.frequency_penalty * times
-        output.append(max(range(PUBLIC), key=lambda token: (scores[token], -token)))
+        allowed = rule([*prompt, *output]) if rule is not None else None
+        candidates = range(PUBLIC) if allowed is None else allowed
+        output.append(max(candidates, key=lambda token: (scores[token], -token)))
         if output[-1] == stop:
             break
         if len(output) == think and len(output) < count:

@@ -17,7 +17,7 @@ from ninfer.runtime import Limits, Program, plan_model
 from ninfer.runtime.memory import allocate
 from ninfer.runtime.records import Unit
 
-from .harness import GREEDY, Session, drain, settle
+from .harness import GREEDY, Constrained, Rule, Session, drain, settle
 
 NEAR = 0.3
 """How far behind the best score a token may be where two ways of computing differ, in standard deviations."""
@@ -90,10 +90,12 @@ class Desk:
         marks: Marks | None = None,
         sampling: SamplingParams = GREEDY,
         stop: int | None = None,
+        rule: Rule | None = None,
+        logprobs: int | None = None,
     ) -> Handle:
-        return self.core.submit(
-            Request(tuple(prompt), sampling, count, None, marks or Marks()), Session(stop)
-        )
+        session = Session(stop) if rule is None else Constrained(prompt, rule, stop=stop)
+        request = Request(tuple(prompt), sampling, count, None, marks or Marks(), logprobs=logprobs)
+        return self.core.submit(request, session)
 
     def ask(self, prompt: Sequence[int], count: int | None = 24, **options) -> Reply:
         """One request from beginning to end, alone."""

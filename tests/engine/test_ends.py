@@ -105,6 +105,26 @@ def test_a_prefill_is_left_at_the_end_of_its_chunk_and_taken_up_there(
     settle(core)
 
 
+def test_a_cancelled_prefill_makes_room_at_the_end_of_its_chunk(build: Build) -> None:
+    """For a request that waits for its lane and its pages."""
+    gate = Gate()
+    core = build(gate=gate, context=448, snapshots=0)
+    first = core.submit(request(PROMPT, 5), Session())
+    gate.arrive()
+    second = core.submit(request(PROMPT[200:], 5), Session())
+    gate.step()
+    gate.arrive()
+    first.cancel()
+    gate.step()
+    assert gate.arrive().tokens == tuple(PROMPT[200:328])
+    assert ended(first).statistics.finish_reason is FinishReason.CANCELLED
+    statistics = core.statistics()
+    assert (statistics.running, statistics.active_pages) == (1, 2)
+    gate.open()
+    assert drain(second)[0] == expected_answer(PROMPT[200:], 5)
+    settle(core)
+
+
 @pytest.mark.parametrize("recurrent", [True, False])
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("rounds", [1, 2, 30, 70])

@@ -110,6 +110,10 @@ class Round(Step):
         self.draws = ops.Draws.of(params, range(6), [1] * 6, [0, 0, 0, 1, 1, 1])
         self.counts = torch.zeros(2, 90, dtype=torch.int32)
         self.cleared = torch.full((2,), -1, dtype=torch.int32)
+        self.masks = torch.zeros(3, 3, dtype=torch.int32)
+        self.wanted = torch.zeros(6, dtype=torch.int32)
+        self.logprob, self.top_logprobs = torch.zeros(6), torch.zeros(6, 20)
+        self.top_ids = torch.zeros(6, 20, dtype=torch.int32)
         self.order = torch.tensor([2, 0, 3, 1], dtype=torch.int32)
 
     def set(self, token: int, position: int) -> None:
@@ -121,6 +125,10 @@ class Round(Step):
         self.draws.position[:] = self.positions
         self.draws.purpose[:] = torch.tensor([1, -1, 2, 3, 4, position % 3 - 1])
         self.cleared[0] = 1 if position % 5 == 0 else -1
+        for row in range(3):
+            self.masks[row] = 0x5A3C96 * (position + 3 * row) & 0x7FFFFFFF
+        self.draws.mask_row[:] = torch.tensor([-1, 0, 1, position % 3, position % 4 - 1, 2])
+        self.wanted[:] = torch.tensor([position % 21, -1, 3, -1, 20, position % 2 - 1])
 
     def __call__(self) -> torch.Tensor:
         x = ops.embedding(self.tokens, self.table)
@@ -134,7 +142,9 @@ class Round(Step):
         ops.fold_conv(self.u, self.kept, self.conv, *slots)
         ops.fold_delta_net(self.columns, self.kept, self.states, *slots)
         ops.clear_counts(self.cleared, self.counts)
-        tokens = ops.draw(ops.logits(x, self.out, 90), self.draws, self.counts)
+        logits = ops.logits(x, self.out, 90)
+        tokens = ops.draw(logits, self.draws, self.counts, self.masks)
+        ops.token_logprobs(logits, tokens, self.wanted, self.logprob, self.top_ids, self.top_logprobs)
         ops.count_tokens(tokens, self.draws.count_rows, self.counts)
         return tokens
 
@@ -162,7 +172,9 @@ def test_rounds_are_replayed(threads: int) -> None:
             assert torch.equal(tokens, plain())
             seen.update(tokens.tolist())
             for mine, other in (
-                (recorded.states, plain.states), (recorded.conv, plain.conv), (recorded.counts, plain.counts)
+                (recorded.states, plain.states), (recorded.conv, plain.conv), (recorded.counts, plain.counts),
+                (recorded.logprob, plain.logprob), (recorded.top_ids, plain.top_ids),
+                (recorded.top_logprobs, plain.top_logprobs),
             ):  # fmt: skip
                 assert torch.equal(mine, other)
     finally:
@@ -172,6 +184,7 @@ def test_rounds_are_replayed(threads: int) -> None:
     assert plain.counts.sum() > 0
     assert plain.states.abs().sum() > 0
     assert len(seen) > 5
+    assert (plain.logprob[[0, 2, 4]] < 0).all()
 
 
 def test_the_result_is_one_tensor_with_new_contents() -> None:

@@ -11,7 +11,16 @@ import pytest
 import torch
 
 from ninfer.errors import OptionError
-from ninfer.ops import Draws, Purpose, SamplingParams, clear_counts, count_tokens, sample, uniform
+from ninfer.ops import (
+    Draws,
+    Purpose,
+    SamplingParams,
+    clear_counts,
+    count_tokens,
+    mask_words,
+    sample,
+    uniform,
+)
 from ninfer.ops import draw as draw_rows
 
 MASK = (1 << 64) - 1
@@ -29,15 +38,23 @@ def draw(seed: int, position: int, purpose: int) -> float:
     return (mix(key ^ (purpose << 21)) >> 40) / 2**24
 
 
-def choose(scores: list[float], p: SamplingParams, position: int, purpose: int, counts: list[int]) -> int:
+def choose(
+    scores: list[float],
+    p: SamplingParams,
+    position: int,
+    purpose: int,
+    counts: list[int],
+    allowed: set[int] | None = None,
+) -> int:
+    if allowed is not None and not allowed & set(range(len(scores))):
+        return -3
     adjusted = []
     for x, c in zip(scores, counts, strict=True):
         penalty = np.float32(p.presence_penalty) * np.float32(c > 0)
         penalty = penalty + np.float32(p.frequency_penalty) * np.float32(c)
         adjusted.append(float(np.float32(x) - penalty))
-    order = sorted(
-        (i for i in range(len(adjusted)) if adjusted[i] == adjusted[i]), key=lambda i: (-adjusted[i], i)
-    )
+    takes_part = [i for i in range(len(adjusted)) if allowed is None or i in allowed]
+    order = sorted((i for i in takes_part if adjusted[i] == adjusted[i]), key=lambda i: (-adjusted[i], i))
     if not order or not math.isfinite(adjusted[order[0]]):
         return -1
     if p.temperature <= 0:
@@ -126,6 +143,65 @@ def test_rows_draw_for_themselves(rows: int, size: int) -> None:
             assert got[b] == (-2 if purposes[b] < 0 else wanted)
 
 
+def random_masks(rng: random.Random, rows: int, size: int) -> tuple[torch.Tensor, list[set[int]]]:
+    """Masks that allow from nothing to everything, with bits behind the last token; and what they allow."""
+    masks, allowed = torch.zeros(rows, mask_words(size), dtype=torch.int32), []
+    for row in masks:
+        share = rng.choice((0.0, 0.02, 0.5, 1.0))
+        chosen = {i for i in range(32 * len(row)) if rng.random() < share}
+        words = [sum(1 << i % 32 for i in chosen if i // 32 == word) for word in range(len(row))]
+        row.copy_(torch.from_numpy(np.array(words, np.uint32).view(np.int32)))
+        allowed.append(chosen)
+    return masks, allowed
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("size", [1, 5, 16, 20, 31, 32, 33, 50, 1000])
+def test_forbidden_tokens_take_no_part(rows: int, size: int) -> None:
+    rng = random.Random(100 * rows + size)
+    seen = set()
+    for _ in range(160 // rows):
+        scores = torch.randn(rows, size) * 3
+        scores = scores.round() if rng.random() < 0.5 else scores
+        scores[:, rng.randrange(size)] = rng.choice((math.nan, math.inf, -math.inf, 9.0))
+        counts = torch.randint(0, 3, (2, size), dtype=torch.int32)
+        masks, allowed = random_masks(rng, 5, size)
+        params = [random_params(rng) for _ in range(rows)]
+        positions = [rng.randrange(1 << 31) for _ in range(rows)]
+        purposes = [rng.choice((-1, 0, 1)) for _ in range(rows)]
+        count_rows = [rng.randrange(-1, 2) for _ in range(rows)]
+        mask_row = [rng.randrange(-1, 5) for _ in range(rows)]
+        draws = Draws.of(params, positions, purposes, count_rows, mask_row=mask_row)
+        got = draw_rows(scores, draws, counts, masks).tolist()
+        for b in range(rows):
+            own = counts[count_rows[b]].tolist() if count_rows[b] >= 0 else [0] * size
+            mask = allowed[mask_row[b]] if mask_row[b] >= 0 else None
+            wanted = choose(scores[b].tolist(), params[b], positions[b], purposes[b], own, mask)
+            assert got[b] == (-2 if purposes[b] < 0 else wanted)
+            seen.add(min(got[b], 0))
+    assert {-3, -2, -1, 0} <= seen
+
+
+def test_a_masked_row_of_a_large_vocabulary() -> None:
+    size, rng = 248_077, random.Random(4)
+    scores, masks = torch.randn(2, size), torch.zeros(2, mask_words(size), dtype=torch.int32)
+    chosen = sorted(rng.sample(range(size), 30))
+    for token in chosen:
+        masks[1, token // 32] |= (1 << token % 32) - (1 << 32 if token % 32 == 31 else 0)
+    params = [SamplingParams(temperature=0.0), SamplingParams(seed=8)]
+    draws = Draws.of(params, [5, 6], [1, 1], [-1, -1], mask_row=[1, 1])
+    counts = torch.zeros(0, size, dtype=torch.int32)
+    expected = [choose(scores[b].tolist(), params[b], 5 + b, 1, [0] * size, set(chosen)) for b in range(2)]
+    assert draw_rows(scores, draws, counts, masks).tolist() == expected
+
+
+def test_a_row_that_names_a_mask_is_allowed_nothing_without_masks() -> None:
+    draws = Draws.of([SamplingParams()] * 2, [0, 1], [1, 1], [-1, -1], mask_row=[-1, 0])
+    drawn = draw_rows(torch.zeros(2, 4), draws, torch.zeros(0, 4, dtype=torch.int32)).tolist()
+    assert drawn[0] >= 0
+    assert drawn[1] == -3
+
+
 def test_counting_and_clearing() -> None:
     counts = torch.randint(0, 5, (4, 33), dtype=torch.int32)
     expected = counts.clone()
@@ -209,6 +285,10 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         draw_rows(torch.zeros(2, 4), replace(draws, seed=draws.seed.int()), counts)
     with pytest.raises(OptionError, match=r"contiguous int32 \[rows, 5\]"):
         draw_rows(torch.zeros(2, 5), draws, counts)
+    wide = torch.zeros(4, 2, dtype=torch.int32)
+    for masks in (wide.float(), wide[:, :1], wide[0], wide[:, 0], wide[::2]):
+        with pytest.raises(OptionError, match=r"masks of 33 tokens must be contiguous int32 \[rows, 2\]"):
+            draw_rows(torch.zeros(2, 33), draws, torch.zeros(2, 33, dtype=torch.int32), masks)
     with pytest.raises(OptionError, match="int32 of one length"):
         count_tokens(draws.position, draws.purpose.long(), counts)
     with pytest.raises(OptionError, match="count rows must be int32"):

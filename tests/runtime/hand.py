@@ -220,6 +220,8 @@ class Hand:
             "draw_position": position,
             "purpose": purpose,
             "count_rows": lane.count_row,
+            "mask_row": -1,
+            "logprobs": -1,
         }
         for name, value in values.items():
             record[name][0, column] = value

@@ -319,3 +319,64 @@ def test_a_unit_of_another_number_is_refused() -> None:
     record["unit"] = 9
     with pytest.raises(ValueError, match="9"):
         hand.run(record)
+
+
+# Masks and log-probabilities
+
+
+def mask_of(tokens: set[int], words: int) -> np.ndarray:
+    mask = np.zeros(words, np.uint32)
+    for token in tokens:
+        mask[token // 32] |= np.uint32(1 << token % 32)
+    return mask.view(np.int32)
+
+
+def test_masked_draws_of_a_prefill_and_of_rounds() -> None:
+    hand, lanes = Hand(ToyModel(), rows=2, width=3, context=128), [lane_of(0), lane_of(1)]
+    words = hand.shape.words
+    assert words == 4
+    record = hand.empty(Unit.PREFILL, 1, 20)
+    hand._columns(record, 0, lanes[0], PROMPT[:20])
+    hand._row(record, 0, lanes[0])
+    hand._draw(record, 0, lanes[0], 20, Purpose.PREFILL)
+    record["copy_source"], record["copy_target"] = -1, -1
+    best = expected_token(PROMPT[:20])
+    for allowed, wanted in (({best, 0}, best), ({96, 95}, 95), (set(), -3), ({97, 127}, -3)):
+        record["mask_row"][0, 0], record["masks"][0, 4] = 4, mask_of(allowed, words)
+        assert hand.run(record)["tokens"][0, 0] == wanted
+    record["mask_row"][0, 0] = -1
+    assert hand.run(record)["tokens"][0, 0] == best
+    lanes[0].advance(20)
+    hand.feed(lanes[1], PROMPT[5:40], draw=False)
+    fed = [[best], [1]]
+    record = hand.round_record(lanes, fed)
+    expected = [expected_token([*PROMPT[:20], best]), expected_token([*PROMPT[5:40], 1])]
+    record["mask_row"][0, 1], record["masks"][0, 3] = 3, mask_of({90}, words)
+    record["logprobs"][0, :2] = 2, 1
+    out = hand.run(record)
+    assert out["tokens"][0, :2].tolist() == [expected[0], 90]
+    # Of the raw scores, of which the toy gives 5 to its token and 0 to all others.
+    mass = np.log(np.exp(5.0) + PUBLIC - 1)
+    assert out["logprob"][0, :2] == pytest.approx([5 - mass, (5 if expected[1] == 90 else 0) - mass])
+    assert [out["top_ids"][0, row, 0] for row in range(2)] == expected
+    assert out["top_ids"][0, 0, 1] == (0 if expected[0] else 1)
+    assert out["top_logprobs"][0, 0, :2] == pytest.approx([5 - mass, -mass])
+
+
+def test_masks_are_copied_only_where_a_draw_names_them() -> None:
+    hand, lane = Hand(ToyModel(), rows=2, width=3, context=128), lane_of(0)
+    first = hand.feed(lane, PROMPT[:20])
+    own = hand.program.ingress["masks"][0]
+    own[:] = 5
+    record = hand.round_record([lane], [[first]])
+    assert (record["masks"] == -77).all()
+    hand.run(record)
+    assert (own == 5).all()
+    record["mask_row"][0, 0] = 2
+    hand.run(record)
+    assert (own[:3] == -77).all()
+    assert (own[3:] == 5).all()
+    # Whoever shares the Program's record has written them in place.
+    hand.program.ingress["mask_row"][0, 0] = 4
+    own[4] = mask_of({13}, hand.shape.words)
+    assert hand.program.run(hand.program.ingress)["tokens"][0, 0] == 13

@@ -43,6 +43,8 @@ def random_round(hand: Hand, rows: int, columns: int, rng: np.random.Generator) 
     record["source_slots"][0, :rows] = np.where(rng.random(rows) < 0.2, -1, slots[:rows])
     record["target_slots"][0, :rows] = slots[rows : 2 * rows]
     public = hand.program._model.public_tokens
+    masks = rng.integers(-(1 << 31), 1 << 31, size=record["masks"].shape)
+    record["masks"] = np.where(rng.random(masks.shape) < 0.5, 0, masks)
     for row in range(rows):
         live = rng.integers(1, columns + 1)
         begin = rng.integers(0, CONTEXT - columns)
@@ -62,6 +64,8 @@ def random_round(hand: Hand, rows: int, columns: int, rng: np.random.Generator) 
                 "top_k": rng.integers(0, 21),
                 "presence": rng.choice([0.0, 1.0]),
                 "frequency": rng.choice([0.0, 0.5]),
+                "mask_row": rng.integers(-1, shape.draws),
+                "logprobs": rng.integers(-1, 21),
             }
             for name, value in values.items():
                 record[name][0, at] = value

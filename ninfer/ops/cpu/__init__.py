@@ -7,6 +7,7 @@ from ninfer.ops.cpu.delta import fold_delta_net, gated_delta_net
 from ninfer.ops.cpu.gates import gdn_gating, sigmoid_mul
 from ninfer.ops.cpu.heads import qk_prepare
 from ninfer.ops.cpu.kernel import machine_threads
+from ninfer.ops.cpu.likely import token_logprobs
 from ninfer.ops.cpu.normalize import gated_rms_norm, rms_norm
 from ninfer.ops.cpu.products import embedding, linear, linear_swiglu, logits
 from ninfer.ops.cpu.recording import record
@@ -31,4 +32,5 @@ __all__ = [
     "record",
     "rms_norm",
     "sigmoid_mul",
+    "token_logprobs",
 ]

@@ -28,6 +28,7 @@ from ninfer.ops.cpu.simd import (
     load_f32,
     load_i32_as_f32,
     mul,
+    only,
     positive,
     put_f32,
     put_f64,
@@ -38,20 +39,25 @@ from ninfer.ops.cpu.simd import (
     sub,
     zeros,
 )
-from ninfer.ops.sampling import CANDIDATES, Draws
+from ninfer.ops.sampling import CANDIDATES, Draws, mask_words
 
 _PARALLEL = 1 << 14  # scores
 _LOWEST = np.float32(-np.inf)
 
 
 @device
-def _find_best(scores, total, n, counts, presence, frequency, values, ids):
-    """The n best scores after penalties, descending, lower ids first among equals; how many (a NaN is
-    none)."""
+def find_best(scores, total, n, mask, counts, presence, frequency, values, ids):
+    """The n best allowed scores after penalties, descending, lower ids first among equals; how many (a NaN is
+    none). `mask` or `counts` 0: without."""
     block, rest, rest_counts = stack(64), stack(64), stack(64)
     found = 0
     for start in range(0, total, 16):
         lanes = min(16, total - start)
+        allowed = 0xFFFF
+        if mask:
+            allowed = (get_i32(mask + 4 * (start >> 5)) >> (start & 16)) & 0xFFFF
+            if allowed == 0:
+                continue
         x_at, c_at = scores + 4 * start, counts + 4 * start
         if lanes < 16:
             store_f32(rest, splat(_LOWEST))
@@ -65,6 +71,8 @@ def _find_best(scores, total, n, counts, presence, frequency, values, ids):
         if counts:
             c = load_i32_as_f32(c_at)
             x = sub(x, add(mul(splat(presence), positive(c)), mul(splat(frequency), c)))
+        if allowed != 0xFFFF:
+            x = only(x, allowed)
         if found == n and not any_greater(x, get_f32(values + 4 * (n - 1))):
             continue
         store_f32(block, x)
@@ -84,6 +92,18 @@ def _find_best(scores, total, n, counts, presence, frequency, values, ids):
             put_f32(values + 4 * place, value)
             put_i32(ids + 4 * place, start + lane)
     return found
+
+
+@device
+def _allows(mask, total):
+    """Is any of the bits set?"""
+    for start in range(0, total, 32):
+        word = get_i32(mask + 4 * (start >> 5)) & 0xFFFFFFFF
+        if total - start < 32:
+            word = word & ((1 << (total - start)) - 1)
+        if word:
+            return 1
+    return 0
 
 
 @device
@@ -119,7 +139,7 @@ def choose_kernel(data):
 
     Arguments: 0 scores, 1 rows, 2 scores of a row, 3 out (int32), 4 counts; the tensors of `Draws`: 5
     temperature, 6 top_p, 7 min_p, 8 presence, 9 frequency, 10 top_k, 11 seed, 12 position, 13 purpose, 14
-    count rows.
+    count rows, 15 mask rows; 16 masks, 17 words of a mask.
     """
     rows, size, out = argument(data, 1), argument(data, 2), argument(data, 3)
     values, ids, weights = stack(4 * 32), stack(4 * 32), stack(8 * 32)
@@ -141,7 +161,15 @@ def choose_kernel(data):
             n = CANDIDATES
         n = min(n, size)
         scores = argument(data, 0) + 4 * size * row
-        found = _find_best(scores, size, n, counts, presence, frequency, values, ids)
+        mask_row = get_i32(argument(data, 15) + 4 * row)
+        if mask_row < 0:  # a copy of the search without masks: they slow it down by a tenth
+            found = find_best(scores, size, n, 0, counts, presence, frequency, values, ids)
+        else:
+            mask = argument(data, 16) + 4 * argument(data, 17) * mask_row
+            if argument(data, 16) == 0 or not _allows(mask, size):
+                put_i32(out + 4 * row, -3)
+                continue
+            found = find_best(scores, size, n, mask, counts, presence, frequency, values, ids)
         best = get_f32(values)
         if found == 0 or best - best != 0.0:
             put_i32(out + 4 * row, -1)
@@ -180,14 +208,17 @@ _choose = Kernel(choose_kernel)
 _count = Kernel(count_kernel, "count_tokens")
 _clear = Kernel(clear_kernel, "clear_counts")
 _REALS = ("temperature", "top_p", "min_p", "presence", "frequency")
-_INTEGERS = ("top_k", "seed", "position", "purpose", "count_rows")
+_INTEGERS = ("top_k", "seed", "position", "purpose", "count_rows", "mask_row")
 
 
-def draw(logits: torch.Tensor, draws: Draws, counts: torch.Tensor) -> torch.Tensor:
+def draw(
+    logits: torch.Tensor, draws: Draws, counts: torch.Tensor, masks: torch.Tensor | None = None
+) -> torch.Tensor:
     if logits.dtype != torch.float32 or not logits.is_contiguous():
         raise OptionError(f"scores must be contiguous float32, got {logits.dtype}")
     rows, size = logits.shape
     _check_counts(counts, size)
+    address, words = _masks(masks, size)
     fields = [getattr(draws, name) for name in (*_REALS, *_INTEGERS)]
     for name, field in zip((*_REALS, *_INTEGERS), fields, strict=True):
         kind = torch.float64 if name in _REALS else torch.int64 if name == "seed" else torch.int32
@@ -200,9 +231,22 @@ def draw(logits: torch.Tensor, draws: Draws, counts: torch.Tensor) -> torch.Tens
     team = threads() if rows > 1 and rows * size > _PARALLEL else 1
     launch(
         _choose.address, team, 0, logits.data_ptr(), rows, size, out.data_ptr(), counts.data_ptr(),
-        *(field.data_ptr() for field in fields),
+        *(field.data_ptr() for field in fields), address, words,
     )  # fmt: skip
     return out
+
+
+def _masks(masks: torch.Tensor | None, size: int) -> tuple[int, int]:
+    """Address and words of a mask; 0 without masks."""
+    if masks is None:
+        return 0, 0
+    words = mask_words(size)
+    if masks.dtype != torch.int32 or masks.dim() != 2 or masks.shape[1] != words or not masks.is_contiguous():
+        raise OptionError(
+            f"masks of {size} tokens must be contiguous int32 [rows, {words}], got {masks.dtype} "
+            f"{tuple(masks.shape)}"
+        )
+    return masks.data_ptr(), words
 
 
 def count_tokens(tokens: torch.Tensor, count_rows: torch.Tensor, counts: torch.Tensor) -> None:

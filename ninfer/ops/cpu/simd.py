@@ -372,6 +372,13 @@ def any_greater(builder, a, bound):
     return builder.zext(builder.bitcast(above, ir.IntType(LANES)), i64)
 
 
+@operation(F32, F32, INTEGER)
+def only(builder, a, bits):
+    """The lanes whose bit is set (lane 0: the lowest); NaN in the others."""
+    chosen = builder.bitcast(builder.trunc(bits, ir.IntType(LANES)), ir.VectorType(ir.IntType(1), LANES))
+    return builder.select(chosen, a, lanes_of(vf32, float("nan")))
+
+
 @operation(F32, FLOAT)
 def splat(builder, value):
     """One float32 in all lanes."""

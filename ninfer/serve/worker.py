@@ -1,0 +1,303 @@
+"""The engine process: `python -m ninfer.serve.worker`, started by the server, which tells it all by records.
+
+The main thread takes commands and sleeps in between. Events are sent by whoever makes them, which is the
+engine's worker: encoding and sending them takes it less time than waking another thread, which would then
+compete for the interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from threading import Lock, Thread
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import zmq
+
+from ninfer.api import Engine, Generation, GenerationOptions
+from ninfer.api.signature import prefill_signature, weight_formats
+from ninfer.convert import ensure_artifact
+from ninfer.errors import ContextLengthError, NInferError, UnavailableError
+from ninfer.serve.jobs import EngineInfo
+from ninfer.serve.records import (
+    Cancel,
+    Counters,
+    EngineFailed,
+    Events,
+    Failed,
+    Heartbeat,
+    Hello,
+    LoadFailed,
+    Loading,
+    Opened,
+    Query,
+    Ready,
+    Report,
+    Setup,
+    Submit,
+    decode_command,
+    decode_setup,
+    described,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from ninfer.engine import Event
+
+_HEARTBEAT = 1.0
+"""Seconds between signs of life."""
+_LINGER = 2000
+"""Milliseconds in which last words may leave at the end."""
+
+
+class Line:
+    """Both directions to the server. `send` may be called from any thread and never waits."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._context = zmq.Context()
+        self._lock = Lock()
+        self._out = self._connect(setup, b"events")
+        self._in = self._connect(setup, b"commands")
+        self._in.rcvtimeo = round(_HEARTBEAT * 1000)
+        self._in.send(encode(Hello()))
+
+    def _connect(self, setup: Setup, role: bytes) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.set_hwm(0)
+        socket.linger = _LINGER
+        socket.setsockopt(zmq.IDENTITY, setup.token + role)
+        socket.connect(setup.address)
+        return socket
+
+    def send(self, report: Report) -> None:
+        data = encode(report)
+        with self._lock:
+            self._out.send(data)
+
+    def receive(self) -> bytes | None:
+        """The next command; None after a second without one."""
+        try:
+            return self._in.recv()
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        with self._lock:
+            self._out.close()
+        self._in.close()
+        self._context.term()
+
+
+class Jobs:
+    """The running answers; each sends its own events."""
+
+    def __init__(self, engine: Engine, send: Callable[[Report], None]) -> None:
+        self._engine, self._send = engine, send
+        self._running: dict[int, Generation] = {}
+        self._lock = Lock()
+        """Of two threads that hand over at a time (the first look comes from the main thread) one waits."""
+        self._failed = False
+        self.handovers, self.seconds = 0, 0.0
+
+    def submit(self, command: Submit) -> None:
+        """Queue a job; what is wrong with it is its own error."""
+        try:
+            generation = self._engine.generate(command.whole_prompt(), command.options)
+        except Exception as error:
+            self._fail(command.job, error)
+            return
+        self._running[command.job] = generation
+        generation.handle.listen(partial(self._hand_over, command.job, generation))
+
+    def cancel(self, job: int) -> None:
+        if (generation := self._running.get(job)) is not None:
+            generation.cancel()
+
+    def _hand_over(self, job: int, generation: Generation) -> None:
+        """Send what there is; called in the engine's worker."""
+        begin = perf_counter()
+        handle = generation.handle
+        with self._lock:
+            events: list[Event] = []
+            failure: Exception | None = None
+            try:
+                while (event := handle.poll()) is not None:
+                    events.append(event)
+            except Exception as error:
+                failure = error
+            try:
+                if events:
+                    self._send(Events.of(job, events))
+            except Exception as error:
+                failure = failure or error
+                generation.cancel()
+            if failure is not None:
+                self._fail(job, failure)
+            if handle.drained or failure is not None:
+                self._running.pop(job, None)
+                handle.listen(None)
+                handle.close()
+            self.handovers += 1
+            self.seconds += perf_counter() - begin
+
+    def _fail(self, job: int, error: Exception) -> None:
+        if not isinstance(error, NInferError):
+            _print_defect(error)
+        self._send(Failed(job, *described(error)))
+        if isinstance(error, UnavailableError):
+            self.check()
+
+    def check(self) -> None:
+        """Tell, once, if the engine has failed."""
+        health = self._engine.health()
+        if not health.available and not self._failed:
+            self._failed = True
+            self._send(EngineFailed(health.error or "the engine has failed"))
+
+
+def main(work: Callable[[Setup, Line], int] | None = None) -> int:
+    """Do the work of an engine process (a test's own instead) until the server ends it; the exit code."""
+    # The server decides when we end, also where a terminal or a supervisor signals everybody.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    setup = decode_setup(_read(int.from_bytes(_read(4), "little")))
+    Thread(target=_end_with_server, args=(setup.address,), daemon=True).start()
+    line = Line(setup)
+    try:
+        return (work or _work)(setup, line)
+    finally:
+        line.close()
+
+
+def _work(setup: Setup, line: Line) -> int:
+    try:
+        engine = _load(setup, line.send)
+    except Exception as error:
+        if not isinstance(error, NInferError):
+            traceback.print_exc()
+        line.send(LoadFailed(*described(error)))
+        return 1
+    with engine:
+        _serve(engine, line)
+    return 0
+
+
+def _load(setup: Setup, send: Callable[[Report], None]) -> Engine:
+    path = ensure_artifact(
+        setup.model, setup.options.cache_dir, lambda stage, done, total: send(Loading(stage, done, total))
+    )
+    send(Opened(path))
+    engine = Engine.load(path, setup.options)
+    try:
+        if setup.warm_up:
+            short = GenerationOptions(max_new=4, prefix_reuse=False)
+            with suppress(ContextLengthError):
+                engine.chat([{"role": "user", "content": "hi"}], short).text()
+        send(Ready(_info(engine)))
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+def _serve(engine: Engine, line: Line) -> None:
+    jobs = Jobs(engine, line.send)
+    beat = perf_counter()
+    while True:
+        data = line.receive()
+        if perf_counter() - beat >= _HEARTBEAT:
+            beat = perf_counter()
+            jobs.check()
+            line.send(Heartbeat())
+        if data is None:
+            continue
+        command = decode_command(data)
+        if isinstance(command, Submit):
+            jobs.submit(command)
+        elif isinstance(command, Cancel):
+            jobs.cancel(command.job)
+        elif isinstance(command, Query):
+            counters = replace(engine.statistics(), handovers=jobs.handovers, handover_seconds=jobs.seconds)
+            line.send(Counters(command.number, counters))
+        else:
+            return
+
+
+def _info(engine: Engine) -> EngineInfo:
+    from ninfer.runtime.memory import machine_bytes
+
+    description, plan, artifact = engine.description, engine.plan, engine.artifact
+    return EngineInfo(
+        name=description.name,
+        architecture=description.architecture,
+        device=description.device,
+        threads=description.threads,
+        max_context=description.max_context,
+        kv_dtype=description.kv_dtype,
+        kv_tokens=description.kv_tokens,
+        kv_bytes=description.kv_bytes,
+        weight_bytes=description.weight_bytes,
+        load_seconds=description.load_seconds,
+        memory=description.memory,
+        max_concurrency=plan.concurrency,
+        prefill_chunk=plan.prefill_chunk,
+        pages=plan.pages,
+        snapshots=plan.snapshots,
+        slots=plan.slots,
+        slot_bytes=plan.slot_bytes,
+        buffer_bytes=plan.buffer_bytes,
+        workspace_bytes=plan.workspace_bytes,
+        record_bytes=plan.record_bytes,
+        artifact_path=str(artifact.path),
+        artifact_bytes=sum(
+            artifact.path.with_name(file.path or artifact.path.name).stat().st_size
+            for file in artifact.directory.files
+        ),
+        artifact_objects=len(artifact.objects),
+        formats=tuple(weight_formats(artifact)),
+        prefill_signature=prefill_signature(artifact),
+        process=os.getpid(),
+        memory_available=machine_bytes(),
+        extra={"artifact_id": artifact.artifact_id.hex()},
+    )
+
+
+def _read(count: int) -> bytes:
+    """So many bytes of stdin; past its buffered reader, which mustn't be in use when Python ends."""
+    data = b""
+    while len(data) < count:
+        piece = os.read(0, count - len(data))
+        if not piece:
+            os._exit(1)
+        data += piece
+    return data
+
+
+def _end_with_server(address: str) -> None:
+    """The server holds the other end of our stdin and never writes to it again: it is readable when the
+    server is gone, however it went. Nothing that we are doing is of use then."""
+    os.read(0, 1)
+    kind, _, place = address.partition("://")
+    if kind == "ipc":
+        shutil.rmtree(Path(place).parent, ignore_errors=True)
+    os._exit(1)
+
+
+def _print_defect(error: Exception) -> None:
+    """Where it happened; not the error's words, which might be a request's."""
+    print(
+        "".join(traceback.format_tb(error.__traceback__)), type(error).__name__, file=sys.stderr, flush=True
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
