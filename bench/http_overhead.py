@@ -1,8 +1,8 @@
-"""What the way over processes and HTTP costs one stream: added time to the first token, throughput, and what the
-engine spends on handing its events over.
+"""What the way over processes and HTTP costs one stream: added time to the first token, throughput, and what
+the engine spends on handing its events over.
 
 The same conversations are answered by an engine in this process, by one behind the link, and by a server over
-HTTP (chat completions, streamed), in turns within one run. The prefix cache is off. Every engine is idle while
+HTTP (chat completions, streamed), in turns within one run. The prefix cache is off. An engine is idle while
 another answers.
 
     python -m bench.http_overhead --artifact models/smollm2-135m-instruct.ninfer
@@ -36,8 +36,8 @@ START = 120.0
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer as its reader saw it: seconds until the first text and from there to the last, tokens, and the
-    decode rate that the engine itself counted (tokens a second)."""
+    """One answer as its reader saw it: seconds until the first text and from there to the last, tokens, and
+    the decode rate that the engine itself counted (tokens a second)."""
 
     first: float
     rest: float
@@ -52,8 +52,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Handover:
-    """The worker's time for other processes: microseconds per decode round and per message, and the part of the
-    decode time."""
+    """The worker's time for other processes: microseconds per decode round and per message, and the part of
+    the decode time that this and all of the host's work take."""
 
     per_round: float
     per_message: float
@@ -288,7 +288,8 @@ def table(figures: dict) -> str:
     lines = [
         f"{figures['artifact']}, {figures['rounds']} rounds, answers of {figures['tokens']:g} tokens",
         "",
-        f"{'':<12}{'first token':>13}{'added, median':>15}{'p95':>9}{'tok/s':>9}{'ratio':>8}{'engine only':>13}",
+        f"{'':<12}{'first token':>13}{'added, median':>15}{'p95':>9}{'tok/s':>9}{'ratio':>8}"
+        f"{'engine only':>13}",
     ]
     for name, way in figures["ways"].items():
         added = way["added_first_token_ms"]

@@ -1,4 +1,4 @@
-"""The link to a real engine with ninfer-nano: the same answers as in this process, errors in their classes."""
+"""The link to a real engine with ninfer-nano: answers as in this process, errors in their classes."""
 
 from __future__ import annotations
 
