@@ -1,4 +1,5 @@
-"""Text: tokenizer, chat template, thinking channel, tool calls, stops, detokenizing, what answers must follow.
+"""Text: tokenizer, chat template, thinking channel, tool calls, stops, detokenizing, grammars.
+
 Knows no device and no model."""
 
 from ninfer.frontend.constraint import Constraint, Script

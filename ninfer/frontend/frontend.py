@@ -178,8 +178,9 @@ class Frontend:
         added to the model's own, which `ignore_model_stops` drops. `raw` publishes special tokens too and
         doesn't split channels. `thinking_budget` (tokens, at least 1) has no effect on a prompt that doesn't
         start in thinking. A Qwen model's tool calls have their own channel if the prompt declares tools.
-        `grammar` (see module `grammar`) is what the answer must follow from its beginning or the end of the thinking
-        block on; compiling one may take some milliseconds, the first also builds a table of all tokens.
+        `grammar` (see module `grammar`) is what the answer must follow from its beginning or the end of the
+        thinking block on; compiling one may take some milliseconds, the first also builds a table of all
+        tokens.
         `constraint` is one of the caller's own instead. `single_call` ends the output behind the first tool
         call. Raises FrontendError for an empty stop string, a bad id or a bad budget, and GrammarError.
         """
@@ -229,8 +230,8 @@ class Frontend:
         if choice == "required" or (strict and choice == "auto"):
             what = "be required" if choice == "required" else "follow their schemas strictly"
             raise GrammarError(
-                f"This model's chat template has no form for tool calls, so that they can't {what}; use a model"
-                " that calls tools."
+                f"This model's chat template has no form for tool calls, so that they can't {what}; use a "
+                "model that calls tools."
             )
         return None if options.get("schema") is None else grammars.json_schema(options["schema"])
 

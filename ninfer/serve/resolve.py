@@ -16,8 +16,15 @@ from ninfer.serve.options import SamplingOverrides, ServeOptions
 _FOLDED = {"minimal": "low", "high": "xhigh", "max": "xhigh", "adaptive": "xhigh"}
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
 _PARAMS = {
-    Protocol.RESPONSES: {"messages": "input", "reasoning_effort": "reasoning.effort"},
-    Protocol.MESSAGES: {"reasoning_effort": "output_config.effort"},
+    Protocol.RESPONSES: {
+        "messages": "input",
+        "reasoning_effort": "reasoning.effort",
+        "response_format": "text.format",
+    },
+    Protocol.MESSAGES: {
+        "reasoning_effort": "output_config.effort",
+        "response_format": "output_config.format",
+    },
 }
 
 
