@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from importlib import import_module
-from importlib.util import find_spec
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import ninfer
-from ninfer.serve import chat, models, tokenize
+from ninfer.serve import chat, messages, models, responses, tokenize
 from ninfer.serve.errors import ApiError
 from ninfer.serve.gateway import Gateway, error_response
 from ninfer.serve.http import Gone
 from ninfer.serve.observer import Observer
 from ninfer.serve.server import Server
 
-_PROTOCOLS = ("responses", "messages")
+_ROUTERS = (models.router, chat.router, responses.router, messages.router, tokenize.router)
 
 
 def create_app(server: Server, observers: Iterable[Observer] = ()) -> FastAPI:
@@ -43,12 +41,8 @@ def create_app(server: Server, observers: Iterable[Observer] = ()) -> FastAPI:
     app.add_exception_handler(ApiError, _refused)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(Gone, _gone)
-    app.include_router(models.router(server))
-    app.include_router(chat.router(server))
-    app.include_router(tokenize.router(server))
-    for name in _PROTOCOLS:
-        if find_spec(f"ninfer.serve.{name}"):
-            app.include_router(import_module(f"ninfer.serve.{name}").router(server))
+    for router in _ROUTERS:
+        app.include_router(router(server))
     return app
 
 

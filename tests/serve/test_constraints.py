@@ -122,10 +122,14 @@ def test_schemas_that_can_not_be_enforced(changes: dict[str, Any], param: str, c
 
 
 WORDS = st.sampled_from(
-    "type properties required additionalProperties enum const items anyOf oneOf allOf not $ref $defs pattern "
-    "format minLength maxLength minimum maximum minItems maxItems prefixItems title default description "
-    "patternProperties multipleOf exclusiveMinimum propertyNames uniqueItems if then a".split()
-)
+    [
+        "type", "properties", "required", "additionalProperties", "enum", "const", "items", "anyOf",
+        "oneOf", "allOf", "not", "$ref", "$defs", "pattern", "format", "minLength", "maxLength",
+        "minimum", "maximum", "minItems", "maxItems", "prefixItems", "title", "default",
+        "description", "patternProperties", "multipleOf", "exclusiveMinimum", "propertyNames",
+        "uniqueItems", "if", "then", "a",
+    ]
+)  # fmt: skip
 ATOMS = st.one_of(
     st.none(),
     st.booleans(),
@@ -170,7 +174,9 @@ def test_any_schema_is_enforced_or_refused(form: Any, parameters: dict[str, Any]
         {"tools": tools},
         {"tools": tools, "tool_choice": ToolChoice("required"), "response_format": JsonFormat(form)},
     ):
+        status = 200
         try:
             assert constraint_for(ask(**changes), nano_frontend()) is not None
         except ApiError as refused:
-            assert refused.status == 400
+            status = refused.status
+        assert status in (200, 400)
