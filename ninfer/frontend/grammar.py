@@ -176,6 +176,8 @@ class _Rules:
             where = f"Parameter {key!r:.140} of {self._where[0].lower() + self._where[1:]}"
             if not _is_key(key):
                 raise GrammarError(f"{where} can't be enforced: its name has no form in a call.")
+            if schema is not True and not isinstance(schema, Mapping):
+                raise GrammarError(f"{where} can't be enforced: its schema is no object.")
             try:
                 value = self._value(tool, key, schema, parameters, where)
             except RecursionError as error:

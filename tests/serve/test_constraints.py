@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ninfer.serve.calls import GenerationRequest, JsonFormat, Protocol, Tool, ToolChoice
 from ninfer.serve.constraints import constraint_for
@@ -117,3 +119,58 @@ def test_schemas_that_can_not_be_enforced(changes: dict[str, Any], param: str, c
         constraint_for(ask(**changes), nano_frontend())
     assert (refused.value.status, refused.value.param, refused.value.code) == (400, param, code)
     assert refused.value.message.endswith(".")
+
+
+WORDS = st.sampled_from(
+    "type properties required additionalProperties enum const items anyOf oneOf allOf not $ref $defs pattern "
+    "format minLength maxLength minimum maximum minItems maxItems prefixItems title default description "
+    "patternProperties multipleOf exclusiveMinimum propertyNames uniqueItems if then a".split()
+)
+ATOMS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 70),
+    st.floats(-1e6, 1e6),
+    st.text(max_size=6),
+    st.sampled_from(
+        [
+            "object",
+            "string",
+            "integer",
+            "array",
+            "null",
+            "boolean",
+            "#/$defs/a",
+            "#",
+            "a",
+            "^a+$",
+            "(",
+            "date",
+        ]
+    ),
+)
+SCHEMAS = st.recursive(
+    ATOMS,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(WORDS, inner, max_size=4)),
+    max_leaves=12,
+)
+OBJECTS = st.builds(
+    lambda properties, more: {"type": "object", "properties": properties, **more},
+    st.dictionaries(st.sampled_from(["a", "b", "<", "a b", ""]), SCHEMAS, max_size=3),
+    st.dictionaries(WORDS, SCHEMAS, max_size=3),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.one_of(SCHEMAS, OBJECTS), st.one_of(OBJECTS, st.dictionaries(WORDS, SCHEMAS, max_size=4)))
+def test_any_schema_is_enforced_or_refused(form: Any, parameters: dict[str, Any]) -> None:
+    tools = (Tool("x", parameters, strict=True), Tool("y", parameters))
+    for changes in (
+        {"response_format": JsonFormat(form)},
+        {"tools": tools},
+        {"tools": tools, "tool_choice": ToolChoice("required"), "response_format": JsonFormat(form)},
+    ):
+        try:
+            assert constraint_for(ask(**changes), nano_frontend()) is not None
+        except ApiError as refused:
+            assert refused.status == 400
