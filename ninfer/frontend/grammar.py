@@ -161,8 +161,8 @@ class _Rules:
             if word in parameters:
                 raise GrammarError(f"{self._where} can't be enforced: '{word}' at the top of its parameters.")
         properties, required = properties_of(parameters), parameters.get("required", [])
-        if not isinstance(required, list):
-            raise GrammarError(f"{self._where} can't be enforced: 'required' must be an array.")
+        if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
+            raise GrammarError(f"{self._where} can't be enforced: 'required' must be an array of strings.")
         for key in required:
             if key not in properties or properties[key] is False:
                 raise GrammarError(

@@ -52,6 +52,8 @@ def from_ninfer(error: errors.NInferError) -> ApiError:
             return ApiError(400, message, param="messages", code="context_length_exceeded")
         case errors.ThinkingBudgetError():
             return ApiError(400, message, code="thinking_budget_capacity_insufficient")
+        case errors.GrammarError():
+            return ApiError(400, message, code="invalid_json_schema")
         case errors.FrontendError():
             return ApiError(400, message, param="messages", code="invalid_prompt")
         case errors.OverloadedError():

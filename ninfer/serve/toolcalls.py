@@ -51,7 +51,7 @@ class _Calls:
     """The frontend's parser, in the words of `calls`."""
 
     def __init__(self, tools: Iterable[Tool], split: bool) -> None:
-        """`split`: does the engine tell calls from content? If not, they are looked for in all of it."""
+        """`split`: does the engine tell the model's calls from content? Else all content is searched."""
         self._parser = CallParser([tool.declared() for tool in tools])
         self._split = split
 
