@@ -50,9 +50,9 @@ CALLED = {
     ],
 }
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "List the files."}]
-RESULT = {"role": "tool", "content": "one-1a2b.txt\ntwo.txt\nnotes.md", "tool_call_id": "call_1"}
+RESULT = {"role": "tool", "content": "notes.txt\nword-1a2b\nword-3c\npassword-4", "tool_call_id": "call_1"}
 CALL = (
-    "<tool_call>\n<function=run_shell_command>\n<parameter=command>\nls -1\n</parameter>\n"
+    "<tool_call>\n<function=run_shell_command>\n<parameter=command>\nls -1; cat notes.txt\n</parameter>\n"
     "<parameter=is_background>\nfalse\n</parameter>\n</function>\n</tool_call>"
 )
 
@@ -87,10 +87,10 @@ def test_script_calls_the_shell_when_asked(frontend: Frontend) -> None:
     assert rest == CALL
 
 
-def test_script_names_the_files_after_the_result(frontend: Frontend) -> None:
+def test_script_says_the_words_after_the_result(frontend: Frontend) -> None:
     reasoning, rest = said(frontend, [*ASKED, CALLED, RESULT], tools=[SHELL], thinking=False)
     assert not reasoning
-    assert rest == "done. I see one-1a2b.txt, two.txt."
+    assert rest == "done. It says word-1a2b, word-3c."
 
 
 def test_script_calls_again_in_the_next_turn(frontend: Frontend) -> None:
@@ -98,7 +98,7 @@ def test_script_calls_again_in_the_next_turn(frontend: Frontend) -> None:
     _, rest = said(frontend, [*turn, {"role": "user", "content": "And now?"}], tools=[SHELL])
     assert rest == CALL
     _, rest = said(frontend, [*turn, {"role": "user", "content": "And now?"}, CALLED, RESULT], tools=[SHELL])
-    assert rest == "done. I see one-1a2b.txt, two.txt."
+    assert rest == "done. It says word-1a2b, word-3c."
 
 
 @pytest.mark.parametrize("tools", [None, [OTHER]])
@@ -142,7 +142,7 @@ def test_longer_changes_nothing_but_the_positions(tmp_path: Path) -> None:
 
 
 def test_relay_keeps_what_it_passes_on(tmp_path: Path) -> None:
-    asked = b"POST /v1/messages HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
+    asked = b"POST /v1/messages HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
     answered = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n"
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -168,12 +168,24 @@ def test_relay_keeps_what_it_passes_on(tmp_path: Path) -> None:
     assert "429" in check.found
 
 
-def test_unanswered_requests_are_found() -> None:
-    exchange = Exchange(
-        bytearray(b"GET /a HTTP/1.1\r\n\r\nGET /b HTTP/1.1\r\n\r\n"), bytearray(b"HTTP/1.1 200 OK\r\n")
+def test_relay_reads_every_message_of_a_connection() -> None:
+    sent = (
+        b'POST /a HTTP/1.1\r\nContent-Length: 12\r\n\r\n{"a": "b\r\n"}'
+        b"HEAD /b HTTP/1.1\r\n\r\n"
+        b"POST /c HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+        b"GET /d HTTP/1.1\r\n\r\n"
     )
-    assert exchange.answers() == [("GET /a", 200), ("GET /b", 0)]
-    assert not judge_http([exchange])[0].passed
+    received = (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"1C\r\nHTTP/1.1 999 in the data\r\n\r\n\r\n0\r\n\r\n"
+        b"HTTP/1.1 404 Not Found\r\ncontent-length: 20\r\n\r\n"
+        b"HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\n{}"
+    )
+    exchange = Exchange(bytearray(sent), bytearray(received))
+    assert exchange.answers() == [("POST /a", 200), ("HEAD /b", 404), ("POST /c", 201), ("GET /d", 0)]
+    (check,) = judge_http([exchange])
+    assert not check.passed
+    assert check.found == "HEAD /b -> 404; GET /d -> no answer"
     assert not judge_http([])[0].passed
 
 
@@ -181,18 +193,18 @@ EVENTS = {
     "claude-code": """
 {"type":"system","subtype":"init"}
 {"type":"assistant","message":{"content":[{"type":"tool_use","id":"t","name":"Bash","input":{}}]}}
-{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"t","content":"x.txt","is_error":false}]}}
-{"type":"result","subtype":"success","is_error":false,"result":"done. x.txt"}""",
+{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"t","content":"word-1","is_error":false}]}}
+{"type":"result","subtype":"success","is_error":false,"result":"done. word-1"}""",
     "codex": """
 {"type":"thread.started","thread_id":"t"}
 {"type":"item.completed","item":{"type":"error","message":"Model metadata not found."}}
-{"type":"item.completed","item":{"type":"command_execution","aggregated_output":"x.txt","exit_code":0}}
-{"type":"item.completed","item":{"type":"agent_message","text":"done. x.txt"}}
+{"type":"item.completed","item":{"type":"command_execution","aggregated_output":"word-1","exit_code":0}}
+{"type":"item.completed","item":{"type":"agent_message","text":"done. word-1"}}
 {"type":"turn.completed","usage":{}}""",
     "opencode": """
 A remark that is no JSON
-{"type":"tool_use","part":{"type":"tool","tool":"bash","state":{"status":"completed","output":"x.txt"}}}
-{"type":"text","part":{"type":"text","text":"done. x.txt"}}
+{"type":"tool_use","part":{"type":"tool","tool":"bash","state":{"status":"completed","output":"word-1"}}}
+{"type":"text","part":{"type":"text","text":"done. word-1"}}
 {"type":"step_finish","part":{"reason":"stop"}}""",
 }
 FAILED = {
@@ -207,23 +219,23 @@ FAILED = {
 )
 def test_events_are_understood(client: Client) -> None:
     heard = client.hear(read_events(EVENTS[client.name]))
-    assert heard == Heard(["x.txt"], "done. x.txt", [])
-    assert all(check.passed for check in judge("turn 1", "x.txt", 0, heard))
-    failed = judge("turn 1", "x.txt", 1, client.hear(read_events(FAILED[client.name])))
+    assert heard == Heard(["word-1"], "done. word-1", [])
+    assert all(check.passed for check in judge("turn 1", "word-1", 0, heard))
+    failed = judge("turn 1", "word-1", 1, client.hear(read_events(FAILED[client.name])))
     assert not any(check.passed for check in failed)
 
 
 @pytest.mark.parametrize(
     ("code", "heard", "passed"),
     [
-        (0, Heard(["old.txt"], "done. x.txt"), [True, False, True]),
-        (0, Heard(["x.txt"], "done. old.txt"), [True, True, False]),
-        (0, Heard(["x.txt"], "done. x.txt", ["an error"]), [False, True, True]),
-        (None, Heard(["x.txt"], "done. x.txt"), [False, True, True]),
+        (0, Heard(["word-0"], "done. word-1"), [True, False, True]),
+        (0, Heard(["word-1"], "done. word-0"), [True, True, False]),
+        (0, Heard(["word-1"], "done. word-1", ["an error"]), [False, True, True]),
+        (None, Heard(["word-1"], "done. word-1"), [False, True, True]),
     ],
 )
 def test_each_fault_of_a_turn_is_seen(code: int | None, heard: Heard, passed: list[bool]) -> None:
-    assert [check.passed for check in judge("turn 1", "x.txt", code, heard)] == passed
+    assert [check.passed for check in judge("turn 1", "word-1", code, heard)] == passed
 
 
 def done(

@@ -16,7 +16,7 @@ from typing import Any
 from tools.agents.clients import Client, Event, Heard, Place
 from tools.agents.relay import Exchange
 
-PROMPTS = ("List the files here and say done.", "List the files here again and say done.")
+PROMPTS = ("List the files here, read notes.txt and say done.", "Do it again and say done.")
 REUSED = 0.95
 """How much of the session's first prompt each later request must find in the prefix cache."""
 _NOWHERE = "http://127.0.0.1:9"
@@ -45,28 +45,23 @@ def run_turns(client: Client, place: Place, work: Path, programs: Path, seconds:
     }
     checks = []
     for turn, prompt in enumerate(PROMPTS):
-        file = f"turn{turn + 1}-{secrets.token_hex(4)}.txt"  # nobody can know the name without listing
-        (work / file).write_text("A file to be found.\n")
-        code, out = _run(
-            client.command(prompt, turn > 0), work, environment, place.home / f"turn{turn + 1}", seconds
-        )
-        checks += judge(f"turn {turn + 1}", file, code, client.hear(read_events(out)))
+        name, word = f"turn{turn + 1}", f"word-{secrets.token_hex(4)}"
+        # Nobody can know the word without the tool; names of files are in some agents' prompts.
+        (work / "notes.txt").write_text(f"{word}\n")
+        code, out = _run(client.command(prompt, turn > 0), work, environment, place.home / name, seconds)
+        checks += judge(f"turn {turn + 1}", word, code, client.hear(read_events(out)))
     return checks
 
 
-def judge(turn: str, file: str, code: int | None, heard: Heard) -> list[Check]:
-    """What a turn must have brought; `file` was there to be listed, `code` is None after a timeout."""
-    listed = any(file in output for output in heard.outputs)
-    answered = "done" in heard.text and file in heard.text
+def judge(turn: str, word: str, code: int | None, heard: Heard) -> list[Check]:
+    """What a turn must have brought; `word` was there to be read, `code` is None after a timeout."""
+    read = any(word in output for output in heard.outputs)
+    answered = "done" in heard.text and word in heard.text
+    ended = "; ".join([f"exit code {code}", *heard.errors])
+    outputs = f"{len(heard.outputs)} outputs{'' if read else f' without {word}'}"
     return [
-        Check(
-            f"{turn}: ends well",
-            code == 0 and not heard.errors,
-            "; ".join([f"exit code {code}", *heard.errors]),
-        ),
-        Check(
-            f"{turn}: tool ran", listed, f"{len(heard.outputs)} outputs{'' if listed else f' without {file}'}"
-        ),
+        Check(f"{turn}: ends well", code == 0 and not heard.errors, ended),
+        Check(f"{turn}: tool ran", read, outputs),
         Check(f"{turn}: answer uses its result", answered, heard.text[:200] or "no text"),
     ]
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-_REQUEST = re.compile(rb"^([A-Z]+) (\S+) HTTP/1\.1\r$", re.MULTILINE)
-_STATUS = re.compile(rb"^HTTP/1\.1 (\d{3})", re.MULTILINE)
 
 
 @dataclass
@@ -21,10 +18,34 @@ class Exchange:
     received: bytearray = field(default_factory=bytearray)
 
     def answers(self) -> list[tuple[str, int]]:
-        """Request line and status of each request, in order; 0 where no answer came."""
-        asked = [f"{method.decode()} {path.decode()}" for method, path in _REQUEST.findall(self.sent)]
-        statuses = [int(status) for status in _STATUS.findall(self.received)]
-        return [(line, statuses[i] if i < len(statuses) else 0) for i, line in enumerate(asked)]
+        """Method and path of each request, in order, with its status; 0 where no answer came."""
+        requests = [line.rpartition(b" ")[0] for line in _start_lines(bytes(self.sent))]
+        bodiless = [request.startswith(b"HEAD ") for request in requests]
+        statuses = [int(line.split()[1]) for line in _start_lines(bytes(self.received), bodiless)]
+        statuses += [0] * (len(requests) - len(statuses))
+        return list(zip(map(bytes.decode, requests), statuses, strict=False))
+
+
+def _start_lines(data: bytes, bodiless: Sequence[bool] = ()) -> Iterator[bytes]:
+    """The first line of each HTTP/1.1 message in `data`. `bodiless` says of answers which have no body,
+    whatever their length says; those to HEAD."""
+    count = 0
+    while data:
+        head, _, data = data.partition(b"\r\n\r\n")
+        line, *fields = head.split(b"\r\n")
+        headers = {
+            name.strip().lower(): value.strip() for name, _, value in (f.partition(b":") for f in fields)
+        }
+        yield line
+        if headers.get(b"transfer-encoding", b"").lower() == b"chunked":
+            size = -1
+            while data and size:
+                length, _, data = data.partition(b"\r\n")
+                size = int(length, 16)
+                data = data[size + 2 :]
+        elif not (count < len(bodiless) and bodiless[count]):
+            data = data[int(headers.get(b"content-length", 0)) :]
+        count += 1
 
 
 class Relay:

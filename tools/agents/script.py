@@ -1,4 +1,4 @@
-"""What the scripted model says: a call that lists files, and after its result the names that it found.
+"""What the scripted model says: a call that reads a file, and after its result the words that it found.
 
 Decided from the prompt alone, so it holds for any number of turns, retries and parallel conversations.
 """
@@ -12,10 +12,10 @@ from typing import Any
 
 SHELLS = ("Bash", "bash", "exec_command", "run_shell_command")
 """The agents' tools that run a command: Claude Code, opencode, Codex, Qwen Code."""
-COMMAND = "ls -1"
-WITHOUT_TOOLS = "A list of files"
+COMMAND = "ls -1; cat notes.txt"
+WITHOUT_TOOLS = "Notes"
 THOUGHT = "The tool knows."
-_FILE = re.compile(r"[\w-]+\.txt")
+_WORD = re.compile(r"\bword-\w+")
 _LISTED = re.compile(r"<tools>\n(.*?)\n</tools>", re.DOTALL)
 _FILLERS = {"boolean": "false", "integer": "1", "number": "1", "array": "[]", "object": "{}"}
 
@@ -32,7 +32,7 @@ def _content(messages: Sequence[str]) -> str:
     asked = next((i for i in reversed(range(len(messages))) if _role(messages[i]) == "assistant"), -1)
     result = "\n".join(message for message in messages[asked + 1 :] if "<tool_response>" in message)
     if result:
-        return f"done. I see {', '.join(dict.fromkeys(_FILE.findall(result))) or 'no files'}."
+        return f"done. It says {', '.join(dict.fromkeys(_WORD.findall(result))) or 'nothing'}."
     tool = next((tool for tool in _tools(messages) if tool.get("name") in SHELLS), None)
     return call(tool) if tool else WITHOUT_TOOLS
 
@@ -45,7 +45,7 @@ def call(tool: dict[str, Any]) -> str:
     values = {command: COMMAND}
     for name in schema.get("required") or ():
         kind = (properties.get(name) or {}).get("type")
-        values.setdefault(name, _FILLERS.get(str(kind), "Lists the files"))
+        values.setdefault(name, _FILLERS.get(str(kind), "Reads the notes"))
     parameters = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in values.items())
     return f"<tool_call>\n<function={tool['name']}>\n{parameters}</function>\n</tool_call>"
 
