@@ -87,6 +87,16 @@ def test_script_calls_the_shell_when_asked(frontend: Frontend) -> None:
     assert rest == CALL
 
 
+def test_script_writes_code_where_only_code_is_taken(frontend: Frontend) -> None:
+    parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    tool = {"type": "function", "function": {"name": "exec", "parameters": parameters}}
+    _, rest = said(frontend, ASKED, tools=[tool])
+    code = 'const r = await tools.exec_command({cmd: "ls -1; cat notes.txt"}); text(r.output);'
+    assert rest == CALL.partition("<parameter")[0].replace("run_shell_command", "exec") + (
+        f"<parameter=input>\n{code}\n</parameter>\n</function>\n</tool_call>"
+    )
+
+
 def test_script_says_the_words_after_the_result(frontend: Frontend) -> None:
     reasoning, rest = said(frontend, [*ASKED, CALLED, RESULT], tools=[SHELL], thinking=False)
     assert not reasoning
@@ -275,4 +285,4 @@ SESSION = [
     ],
 )
 def test_each_fault_in_the_log_is_seen(records: list[dict[str, Any]], passed: list[bool]) -> None:
-    assert [check.passed for check in judge_log(records)] == passed
+    assert [check.passed for check in judge_log(records, 0.95)] == passed

@@ -1,6 +1,6 @@
 """Claude Code, Codex, opencode and Qwen Code, each in a session of two turns against the real server.
 
-python -m tools.agents [--agent NAME ...] [--keep]
+python -m tools.agents [--agent NAME]... [--keep]
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ def main(arguments: list[str] | None = None) -> int:
     programs = install(given.folder)
     artifact = longer(given.model, given.context, given.folder)
     run = Path(tempfile.mkdtemp(prefix="ninfer-agents-"))
-    chosen = [client for client in CLIENTS if not given.agent or client.name in given.agent]
+    chosen = [client for client in CLIENTS if _wanted(client, given.agent or [])]
+    aliases = [client.model for client in chosen if client.model]
     passed = True
     try:
-        with running(artifact, given.context, run) as server:
+        with running(artifact, given.context, aliases, run) as server:
             for client in chosen:
                 began = time.monotonic()
                 checks = _session(client, server, programs, run / client.name, given)
@@ -56,12 +57,17 @@ def _session(
     before = len(server.records())
     relay = Relay(server.port)
     try:
-        place = Place(home, f"http://127.0.0.1:{relay.port}", server.key, server.model, given.context)
+        model = client.model or server.model
+        place = Place(home, f"http://127.0.0.1:{relay.port}", server.key, model, given.context)
         checks = run_turns(client, place, work, programs, given.seconds)
     finally:
         relay.close()
         relay.save(folder / "http")
-    return [*checks, *judge_http(relay.exchanges), *judge_log(server.records()[before:])]
+    return [*checks, *judge_http(relay.exchanges), *judge_log(server.records()[before:], client.reused)]
+
+
+def _wanted(client: Client, names: list[str]) -> bool:
+    return client.name in names or "all" in names or (not names and not client.also)
 
 
 def _report(name: str, checks: list[Check], seconds: float) -> bool:
@@ -76,7 +82,10 @@ def _report(name: str, checks: list[Check], seconds: float) -> bool:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m tools.agents", description=__doc__)
     parser.add_argument(
-        "--agent", action="append", choices=[client.name for client in CLIENTS], help="all if not given"
+        "--agent",
+        action="append",
+        choices=["all", *(client.name for client in CLIENTS)],
+        help="may be repeated; without it each agent in its usual way, with `all` in the others too",
     )
     parser.add_argument("--keep", action="store_true", help="keep logs and exchanges also after success")
     parser.add_argument("--model", type=Path, default=_REPOSITORY / "models/ninfer-nano.ninfer")

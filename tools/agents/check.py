@@ -17,8 +17,6 @@ from tools.agents.clients import Client, Event, Heard, Place
 from tools.agents.relay import Exchange
 
 PROMPTS = ("List the files here, read notes.txt and say done.", "Do it again and say done.")
-REUSED = 0.95
-"""How much of the session's first prompt each later request must find in the prefix cache."""
 _NOWHERE = "http://127.0.0.1:9"
 """A proxy that isn't there: what an agent sends elsewhere than to the server fails at once."""
 
@@ -73,8 +71,9 @@ def judge_http(exchanges: Iterable[Exchange]) -> list[Check]:
     return [Check("HTTP answers", bool(answers) and not bad, "; ".join(bad) or f"{len(answers)} of 2xx")]
 
 
-def judge_log(records: list[dict[str, Any]]) -> list[Check]:
-    """What the request log says of the agent's requests: all done, calls parsed, prompts reused."""
+def judge_log(records: list[dict[str, Any]], reused: float) -> list[Check]:
+    """What the request log says of the agent's requests: all done, calls parsed, and at least the part
+    `reused` of the first prompt found again by the later ones."""
     done = [r for r in records if r["event"] == "request_done"]
     bad = [r["event"] for r in records if r["event"] in ("request_rejected", "request_error")]
     calls = sum(r["result"]["tool_call_count"] for r in done)
@@ -90,7 +89,7 @@ def judge_log(records: list[dict[str, Any]]) -> list[Check]:
         Check("tool calls", calls >= len(PROMPTS) and not fallbacks, f"{calls}{''.join(fallbacks)}"),
         Check(
             "prefix reuse",
-            len(shares) >= 3 and min(shares) >= REUSED,
+            len(shares) >= 3 and min(shares) >= reused,
             f"prompts of {prompts} tokens, cached {cached}",
         ),
     ]

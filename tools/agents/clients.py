@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,20 @@ class Heard:
 
 @dataclass(frozen=True)
 class Client:
-    """`setup` writes settings and gives the environment; `command` is the first turn's or a later one's."""
+    """`setup` writes settings and gives the environment; `command` is the first turn's or a later one's.
+
+    `model` is a name that changes what the agent sends (None: one that it doesn't know). `reused`: the part
+    of the session's first prompt that each later request must find in the prefix cache. `also`: one of the
+    further ways to use an agent that is in the list already.
+    """
 
     name: str
     setup: Callable[[Place], dict[str, str]]
     command: Callable[[str, bool], list[str]]
     hear: Callable[[Iterable[Event]], Heard]
+    model: str | None = None
+    reused: float = 0.95
+    also: bool = False
 
 
 def _claude_setup(place: Place) -> dict[str, str]:
@@ -108,7 +117,7 @@ def _codex_hear(events: Iterable[Event]) -> Heard:
     return heard
 
 
-def _opencode_setup(place: Place) -> dict[str, str]:
+def _opencode_setup(package: str, place: Place) -> dict[str, str]:
     model = f"local/{place.model}"
     limit = {"context": place.context, "output": 32000}
     config = {
@@ -120,7 +129,7 @@ def _opencode_setup(place: Place) -> dict[str, str]:
         "permission": {"bash": "allow"},
         "provider": {
             "local": {
-                "npm": "@ai-sdk/openai-compatible",
+                "npm": package,
                 "options": {"baseURL": f"{place.url}/v1", "apiKey": place.key},
                 "models": {place.model: {"tool_call": True, "limit": limit}},
             }
@@ -154,20 +163,20 @@ def _opencode_hear(events: Iterable[Event]) -> Heard:
     return heard
 
 
-def _qwen_setup(place: Place) -> dict[str, str]:
+def _qwen_setup(api: str, place: Place) -> dict[str, str]:
     folder = place.home / ".qwen"
     folder.mkdir()
     settings = {
         "general": {"enableAutoUpdate": False, "disableAutoUpdate": True, "disableUpdateNag": True},
         "privacy": {"usageStatisticsEnabled": False},
         "telemetry": {"enabled": False},
-        "security": {"auth": {"selectedType": "openai"}},
+        "security": {"auth": {"selectedType": api}},
     }
     (folder / "settings.json").write_text(json.dumps(settings))
     return {
-        "OPENAI_BASE_URL": f"{place.url}/v1",
-        "OPENAI_API_KEY": place.key,
-        "OPENAI_MODEL": place.model,
+        f"{api.upper()}_BASE_URL": f"{place.url}/v1" if api == "openai" else place.url,
+        f"{api.upper()}_API_KEY": place.key,
+        f"{api.upper()}_MODEL": place.model,
         "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
     }
 
@@ -184,9 +193,29 @@ def _text(content: Any) -> str:
     return content or ""
 
 
+_CLAUDE = Client("claude-code", _claude_setup, _claude_command, _claude_hear)
+_CODEX = Client("codex", _codex_setup, _codex_command, _codex_hear)
+_OPENCODE = Client(
+    "opencode", partial(_opencode_setup, "@ai-sdk/openai-compatible"), _opencode_command, _opencode_hear
+)
+# Its events have Claude Code's form. In the second turn it moves a note out of the first message, so that a
+# recurrent model has to start again at the end of the system message.
+_QWEN = Client("qwen-code", partial(_qwen_setup, "openai"), _qwen_command, _claude_hear, reused=0.85)
+
 CLIENTS = (
-    Client("claude-code", _claude_setup, _claude_command, _claude_hear),
-    Client("codex", _codex_setup, _codex_command, _codex_hear),
-    Client("opencode", _opencode_setup, _opencode_command, _opencode_hear),
-    Client("qwen-code", _qwen_setup, _qwen_command, _claude_hear),  # its events have Claude Code's form
+    _CLAUDE,
+    replace(_CLAUDE, name="claude-code-sonnet", model="claude-sonnet-4-5-20250929", also=True),
+    replace(_CLAUDE, name="claude-code-opus", model="claude-opus-4-8", also=True),
+    _CODEX,
+    replace(_CODEX, name="codex-gpt-5.5", model="gpt-5.5", also=True),
+    replace(_CODEX, name="codex-gpt-5.6", model="gpt-5.6-luna", also=True),
+    _OPENCODE,
+    replace(
+        _OPENCODE, name="opencode-responses", setup=partial(_opencode_setup, "@ai-sdk/openai"), also=True
+    ),
+    replace(
+        _OPENCODE, name="opencode-messages", setup=partial(_opencode_setup, "@ai-sdk/anthropic"), also=True
+    ),
+    _QWEN,
+    replace(_QWEN, name="qwen-code-messages", setup=partial(_qwen_setup, "anthropic"), also=True),
 )

@@ -12,6 +12,8 @@ from typing import Any
 
 SHELLS = ("Bash", "bash", "exec_command", "run_shell_command")
 """The agents' tools that run a command: Claude Code, opencode, Codex, Qwen Code."""
+CODE = "exec"
+"""Codex's only tool for its newest models, which takes JavaScript."""
 COMMAND = "ls -1; cat notes.txt"
 WITHOUT_TOOLS = "Notes"
 THOUGHT = "The tool knows."
@@ -33,7 +35,7 @@ def _content(messages: Sequence[str]) -> str:
     result = "\n".join(message for message in messages[asked + 1 :] if "<tool_response>" in message)
     if result:
         return f"done. It says {', '.join(dict.fromkeys(_WORD.findall(result))) or 'nothing'}."
-    tool = next((tool for tool in _tools(messages) if tool.get("name") in SHELLS), None)
+    tool = next((tool for tool in _tools(messages) if tool.get("name") in (*SHELLS, CODE)), None)
     return call(tool) if tool else WITHOUT_TOOLS
 
 
@@ -41,8 +43,12 @@ def call(tool: dict[str, Any]) -> str:
     """A call of a shell tool in the model's form: the command and whatever else is required."""
     schema = tool.get("parameters") or {}
     properties: dict[str, Any] = schema.get("properties") or {}
-    command = "cmd" if "cmd" in properties else "command"
-    values = {command: COMMAND}
+    if tool["name"] == CODE:
+        values = {
+            "input": f"const r = await tools.exec_command({{cmd: {json.dumps(COMMAND)}}}); text(r.output);"
+        }
+    else:
+        values = {"cmd" if "cmd" in properties else "command": COMMAND}
     for name in schema.get("required") or ():
         kind = (properties.get(name) or {}).get("type")
         values.setdefault(name, _FILLERS.get(str(kind), "Reads the notes"))
