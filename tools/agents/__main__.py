@@ -17,7 +17,7 @@ from tools.agents.clients import CLIENTS, Client, Place
 from tools.agents.install import install
 from tools.agents.longer import longer
 from tools.agents.relay import Relay
-from tools.agents.server import RunningServer, running
+from tools.agents.server import running
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -28,14 +28,12 @@ def main(arguments: list[str] | None = None) -> int:
     programs = install(given.folder)
     artifact = longer(given.model, given.context, given.folder)
     run = Path(tempfile.mkdtemp(prefix="ninfer-agents-"))
-    chosen = [client for client in CLIENTS if _wanted(client, given.agent or [])]
-    aliases = [client.model for client in chosen if client.model]
     passed = True
     try:
-        with running(artifact, given.context, aliases, run) as server:
-            for client in chosen:
+        for client in CLIENTS:
+            if _wanted(client, given.agent or []):
                 began = time.monotonic()
-                checks = _session(client, server, programs, run / client.name, given)
+                checks = _session(client, artifact, programs, run / client.name, given)
                 passed &= _report(client.name, checks, time.monotonic() - began)
     except BaseException:
         passed = False
@@ -49,21 +47,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _session(
-    client: Client, server: RunningServer, programs: Path, folder: Path, given: argparse.Namespace
+    client: Client, artifact: Path, programs: Path, folder: Path, given: argparse.Namespace
 ) -> list[Check]:
+    """One agent, with a server of its own, so that no other's prompts are in the cache."""
     home, work = folder / "home", folder / "work"
     home.mkdir(parents=True)
     work.mkdir()
-    before = len(server.records())
-    relay = Relay(server.port)
-    try:
-        model = client.model or server.model
-        place = Place(home, f"http://127.0.0.1:{relay.port}", server.key, model, given.context)
-        checks = run_turns(client, place, work, programs, given.seconds)
-    finally:
-        relay.close()
-        relay.save(folder / "http")
-    return [*checks, *judge_http(relay.exchanges), *judge_log(server.records()[before:], client.reused)]
+    with running(artifact, given.context, client.model or "ninfer-scripted", folder) as server:
+        relay = Relay(server.port)
+        try:
+            place = Place(home, f"http://127.0.0.1:{relay.port}", server.key, server.model, given.context)
+            checks = run_turns(client, place, work, programs, given.seconds)
+        finally:
+            relay.close()
+            relay.save(folder / "http")
+    return [*checks, *judge_http(relay.exchanges), *judge_log(server.records(), client.reused)]
 
 
 def _wanted(client: Client, names: list[str]) -> bool:

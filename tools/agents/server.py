@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,16 +38,15 @@ class RunningServer:
 
 
 @contextmanager
-def running(artifact: Path, context: int, aliases: Iterable[str], folder: Path) -> Iterator[RunningServer]:
-    """Start the server, wait until it is ready, and end it by SIGTERM; `folder` gets its logs. Requests may
-    also use the model names `aliases`."""
-    server = RunningServer(_free_port(), secrets.token_hex(8), "ninfer-scripted", folder / "requests.jsonl")
+def running(artifact: Path, context: int, model: str, folder: Path) -> Iterator[RunningServer]:
+    """Start a server whose model is called `model`, wait until it is ready, and end it by SIGTERM. `folder`
+    gets its logs."""
+    server = RunningServer(_free_port(), secrets.token_hex(8), model, folder / "requests.jsonl")
     command = [
         *(sys.executable, "-m", "tools.agents.serve", str(artifact)),
         *("--port", str(server.port), "--api-key", server.key, "--model-id", server.model),
         *("--max-context", str(context), "--kv-capacity", str(2 * context), "--max-concurrency", "2"),
-        *("--device-state-slots", "16", "--request-log-jsonl", str(server.request_log)),
-        *(word for alias in aliases for word in ("--model-alias", alias)),
+        *("--request-log-jsonl", str(server.request_log)),
     ]
     with open(folder / "server.err", "wb") as errors:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)
