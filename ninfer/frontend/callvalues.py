@@ -106,8 +106,9 @@ def declared_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, DeclaredTool
     for tool in tools:
         function = tool.get("function", tool)
         name, schema = function["name"], function.get("parameters") or {}
-        if schemas.setdefault(name, schema) != schema:
+        if name in schemas and not _same(schemas[name], schema):
             ambiguous.add(name)
+        schemas.setdefault(name, schema)
     return {
         name: DeclaredTool(
             None
@@ -124,8 +125,22 @@ def properties_of(schema: Any) -> Mapping[str, Any]:
     return properties if isinstance(properties, Mapping) else {}
 
 
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return one == other
+    except RecursionError:
+        return False
+
+
 def types_of(schema: Any) -> Types:
     """The types that a parameter's schema names: by `type`, or by one `anyOf` or `oneOf` made of such."""
+    try:
+        return _types_of(schema)
+    except RecursionError:
+        return None
+
+
+def _types_of(schema: Any) -> Types:
     if not isinstance(schema, Mapping):
         return None
     if "type" in schema:
@@ -135,7 +150,7 @@ def types_of(schema: Any) -> Types:
     unions = [schema[word] for word in ("anyOf", "oneOf") if word in schema]
     if len(unions) != 1 or not isinstance(unions[0], list) or not unions[0]:
         return None
-    parts = [types_of(part) for part in unions[0]]
+    parts = [_types_of(part) for part in unions[0]]
     known_parts = [part for part in parts if part is not None]
     return frozenset().union(*known_parts) if len(known_parts) == len(parts) else None
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from ninfer.errors import GrammarError
 from ninfer.frontend.schemas import first_line
 from ninfer.frontend.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 # Tokens that a string, or a text in which markers are looked for, mostly allows all at once: none of them has
 # to be looked at then. The lengths are for strings with a limit.
@@ -90,16 +88,15 @@ class GrammarConstraint:
         finally:
             if taken:
                 matcher.rollback(taken)
-        self._check()
         return rows
 
     def _fill_row(self, row: np.ndarray) -> None:
         words = self._words
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, 4 * words)
         row[words:] = 0
-        if not row.any():
-            raise GrammarError("The answer can't be constrained any further: the grammar has no way on.")
         if row[self._end >> 5] >> (self._end & 31) & 1:
+            if not self._matcher.is_accepting():  # the end is all that's left where nothing is allowed
+                raise GrammarError(f"The answer can't go on by its grammar: {self._why()}.")
             _forbid(row, self._unwanted)
             _allow(row, self._stops)
 
@@ -107,10 +104,9 @@ class GrammarConstraint:
         """See `Constraint`."""
         return self._matcher.try_consume_tokens([token_id]) == 1
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            why = first_line(self._matcher.get_error())
-            raise GrammarError(f"The answer can't be constrained any further: {why}.")
+    def _why(self) -> str:
+        why = first_line(self._matcher.get_error())
+        return "it allows nothing here" if why in ("", "NoExtension", "NoExtensionBias") else why
 
 
 class Grammars:
@@ -145,7 +141,9 @@ class Grammars:
         matcher = LLMatcher(self._table, grammar, log_level=0)
         if matcher.is_error():
             raise GrammarError(f"The grammar can't be used: {first_line(matcher.get_error())}.")
-        return GrammarConstraint(matcher, self._words, sorted(stop_token_ids), frozenset(self._ends))
+        constraint = GrammarConstraint(matcher, self._words, sorted(stop_token_ids), frozenset(self._ends))
+        constraint.fill((), np.zeros((1, self._words), np.int32))  # a grammar without any answer fails here
+        return constraint
 
 
 def _allow(row: np.ndarray, ids: Iterable[int]) -> None:

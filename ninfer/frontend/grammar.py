@@ -7,6 +7,7 @@ that models write there. Tool calls have exactly the form that chat templates sh
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
@@ -164,7 +165,7 @@ class _Rules:
         if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
             raise GrammarError(f"{self._where} can't be enforced: 'required' must be an array of strings.")
         for key in required:
-            if key not in properties or properties[key] is False:
+            if not isinstance(key, str) or properties.get(key, False) is False:
                 raise GrammarError(
                     f"{self._where} can't be enforced: it requires {key!r:.80}, without schema."
                 )
@@ -179,6 +180,8 @@ class _Rules:
                 raise GrammarError(f"{where} can't be enforced: its schema is no object.")
             try:
                 value = self._value(tool, key, schema, parameters, where)
+            except RecursionError as error:
+                raise GrammarError(f"{where} can't be enforced: it is nested too deeply.") from error
             except GrammarError as error:
                 if str(error).startswith(where):
                     raise
@@ -189,7 +192,11 @@ class _Rules:
 
     def _value(self, tool: DeclaredTool, key: str, schema: Any, root: Any, where: str) -> str:
         """The text of a strict parameter, with the marker at its end."""
-        if schema is True or not schema.keys() - ANNOTATIONS:
+        if schema is True or schema == {}:
+            return "value"
+        if not isinstance(schema, Mapping):
+            raise GrammarError("Its schema must be an object.")
+        if not schema.keys() - ANNOTATIONS:
             return "value"
         listed = not schema.keys() & set(COMBINERS) and bool(schema.keys() & {"enum", "const"})
         if tool.is_text(key):
@@ -246,11 +253,17 @@ def _listed(tool: DeclaredTool, key: str, schema: Mapping[str, Any]) -> list[str
     values = schema.get("enum", [schema.get("const")])
     if not isinstance(values, list):
         raise GrammarError("'enum' must be an array.")
+    for word in ("pattern", "format"):
+        if word in schema:
+            raise GrammarError(f"'{word}' beside listed values can't be enforced; drop it.")
+    low, high = schema.get("minLength", 0), schema.get("maxLength", math.inf)
+    if not isinstance(low, int) or not isinstance(high, int | float):
+        raise GrammarError("minLength and maxLength must be whole numbers.")
     texts = []
     for value in values:
         if "const" in schema and value != schema["const"]:
             continue
-        if isinstance(value, str) and not _follows(value, schema):
+        if isinstance(value, str) and not low <= len(value) <= high:
             continue
         wanted = json.dumps(value)
         for text in (value, wanted.replace("<", "\\u003c")):
@@ -261,17 +274,6 @@ def _listed(tool: DeclaredTool, key: str, schema: Mapping[str, Any]) -> list[str
                 texts.append(text)
                 break
     return texts
-
-
-def _follows(value: str, schema: Mapping[str, Any]) -> bool:
-    """Does a listed string follow the other rules of its schema?"""
-    try:
-        return all(
-            re.fullmatch(regex, value) is not None
-            for regex in text_regexes({w: v for w, v in schema.items() if w not in ("enum", "const")})
-        )
-    except re.error as error:
-        raise GrammarError(f"the pattern can't be read: {error}") from error
 
 
 def _json(schema: Any, where: str, *, root: Any = None, forbidden: Sequence[str] = ()) -> str:

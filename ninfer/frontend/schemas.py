@@ -61,10 +61,12 @@ def json_part(schema: Any, *, root: Any = None, forbidden: Sequence[str] = ()) -
     if forbidden:
         whole = _Guard(forbidden).root(whole)
     whole["x-guidance"] = {"whitespace_pattern": JSON_SPACE}
-    return "%json " + json.dumps(whole)
+    return "%json " + json.dumps(whole, ensure_ascii=False)
 
 
 def _mapping(schema: Any) -> dict[str, Any]:
+    if schema is False:
+        raise GrammarError("The JSON schema false allows no value at all.")
     if not isinstance(schema, Mapping):
         raise GrammarError(f"A JSON schema must be an object, not {json.dumps(schema, default=repr):.80}.")
     return dict(schema)
@@ -251,6 +253,10 @@ def text_regexes(schema: Mapping[str, Any]) -> list[str]:
         regexes.append(f"(?s:.{{{low},{'' if high is None else high}}})")
     if "pattern" in schema:
         regexes.append(_whole(schema["pattern"]))
+        for regex in (schema["pattern"], regexes[-1]):
+            why = complaint(f"start: PATTERN\nPATTERN: {regex_literal(regex)}")
+            if why is not None:
+                raise GrammarError(f"Its pattern is refused: {why}.")
     if "format" in schema:
         if schema["format"] not in _FORMATS:
             raise GrammarError(
@@ -322,9 +328,10 @@ def complaint(grammar: str) -> str | None:
     from llguidance import LLMatcher
 
     try:
-        failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+        grammar.encode()
     except UnicodeEncodeError:
         return "it contains an unpaired surrogate"
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     return first_line(messages[0]) if failed else None
 
 
@@ -339,19 +346,12 @@ def first_line(message: str) -> str:
 def refuse(schema: Any, what: str, why: str, *, root: Any = None) -> NoReturn:
     """Raise GrammarError for `what`, naming the innermost part of `schema` that llguidance refuses too."""
     path, tried = "", 0
-    inner = schema
-    while True:
-        for step, part in subschemas(inner):
-            tried += 1
-            if tried > _MAX_TRIED:
-                break
-            reason = complaint("start: " + json_part(part, root=root or schema)) if part is not True else None
-            if reason == why:
-                path, inner = f"{path}/{step}", part
-                break
-        else:
-            break
-        if tried > _MAX_TRIED:
-            break
-    at = f" at #{path}" if path else ""
+    parts = [] if "recursion limit" in why else list(subschemas(schema))
+    while parts and tried < _MAX_TRIED:
+        step, part = parts.pop(0)
+        tried += 1
+        if isinstance(part, Mapping) and complaint(f"start: {json_part(part, root=root or schema)}") == why:
+            path = f"{path}/{step}"
+            parts = list(subschemas(part))
+    at = f" at #{path:.300}" if path else ""
     raise GrammarError(f"{what} can't be enforced{at}: {why}.")

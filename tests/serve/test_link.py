@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -46,7 +47,17 @@ def package_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
+def own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Temporary files apart from those of other servers on this machine; sockets need a short path.
+
+    (`tmp_path` comes first, so that pytest makes its own folder elsewhere.)"""
+    with tempfile.TemporaryDirectory(prefix="nt-") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(own_folder: None) -> Iterator[None]:
     """After each test: no thread, no descriptor, no child and no folder of ours."""
     before = descriptors(), folders()
     yield
@@ -62,8 +73,6 @@ def descriptors() -> int:
 
 
 def folders() -> set[Path]:
-    import tempfile
-
     return {path for path in Path(tempfile.gettempdir()).glob("ninfer-*") if (path / "engine").exists()}
 
 

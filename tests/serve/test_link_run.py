@@ -25,9 +25,9 @@ from ninfer.serve.address import announcement, bind, url
 from ninfer.serve.jobs import Job, LinkState
 from ninfer.serve.options import ServeOptions
 
-from .test_link import DIES, ENDLESS, ROOT, command, nothing_left, package_on_path, until
+from .test_link import DIES, ENDLESS, ROOT, command, nothing_left, own_folder, package_on_path, until
 
-__all__ = ["nothing_left", "package_on_path"]
+__all__ = ["nothing_left", "own_folder", "package_on_path"]
 pytestmark = pytest.mark.anyio
 NANO = ROOT / "models" / "ninfer-nano.ninfer"
 

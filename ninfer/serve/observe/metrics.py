@@ -90,6 +90,8 @@ class Metrics:
         self._promised = gauge("kv_pages_reserved", "KV pages promised to running requests")
         self._blocks = gauge("prefix_cache_blocks", "Blocks of 64 tokens in the prefix cache")
         self._snapshots = gauge("prefix_cache_snapshots", "Recurrent states in the prefix cache")
+        self._slots = gauge("state_slots_used", "State slots of running requests and of the prefix cache")
+        self._tasks = gauge("server_tasks", "Tasks of the server process: open connections and their work")
         for protocol in Protocol:
             for outcome in OUTCOMES:
                 self._requests.labels(protocol.value, outcome)
@@ -164,6 +166,7 @@ class Metrics:
 
     async def scrape(self) -> bytes:
         """The exposition, in the format of MEDIA_TYPE. Asks the engine how it stands."""
+        self._tasks.set(len(asyncio.all_tasks()))
         if self._link is not None:
             self._state.state(self._link.state.value)
             try:
@@ -185,6 +188,7 @@ class Metrics:
         self._promised.set(now.reserved_pages)
         self._blocks.set(now.cached_blocks)
         self._snapshots.set(now.snapshots)
+        self._slots.set(now.used_slots)
 
 
 def _outcome(error: ApiError) -> str:

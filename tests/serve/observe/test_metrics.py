@@ -117,7 +117,7 @@ def test_how_the_engine_stands() -> None:
     link = FakeLink(
         RuntimeStatistics(
             running=2, waiting=3, prefilling=1, free_pages=30, active_pages=20, reserved_pages=5,
-            cached_blocks=90, snapshots=4,
+            cached_blocks=90, snapshots=4, used_slots=8,
         )
     )  # fmt: skip
     assert "ninfer_engine_state ninfer_engine_state=starting" in scraped(metrics)
@@ -128,7 +128,7 @@ def test_how_the_engine_stands() -> None:
     gauges = {
         "requests_running": 2, "requests_waiting": 3, "requests_prefilling": 1, "kv_pages_capacity": 130,
         "kv_pages_used": 100, "kv_pages_active": 20, "kv_pages_reserved": 5, "prefix_cache_blocks": 90,
-        "prefix_cache_snapshots": 4,
+        "prefix_cache_snapshots": 4, "state_slots_used": 8, "server_tasks": 1,
     }  # fmt: skip
     assert {name: found[f"ninfer_{name}"] for name in gauges} == gauges
     [build_info] = [name for name in found if name.startswith("ninfer_build_info")]

@@ -1,0 +1,1 @@
+"""Coding agents from npm against the running server: see README.md."""
