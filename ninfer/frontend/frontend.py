@@ -1,13 +1,12 @@
 """The frontend of one model: conversations to tokens, tokens to text."""
 
 import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from ninfer.errors import FrontendError, GrammarError
-from ninfer.frontend import grammar as grammars
+from ninfer.errors import FrontendError
 from ninfer.frontend.constraint import Constraint, Grammars
 from ninfer.frontend.marks import find_marks
 from ninfer.frontend.messages import Message, check_messages
@@ -177,7 +176,7 @@ class Frontend:
         `stop` and `reasoning_stop` are strings that end the answer in their channel; `stop_token_ids` are
         added to the model's own, which `ignore_model_stops` drops. `raw` publishes special tokens too and
         doesn't split channels. `thinking_budget` (tokens, at least 1) has no effect on a prompt that doesn't
-        start in thinking. A Qwen model's tool calls have their own channel if the prompt declares tools.
+        start in thinking. Tool calls have their own channel if the prompt declares tools.
         `grammar` (see module `grammar`) is what the answer must follow from its beginning or the end of the
         thinking block on; compiling one may take some milliseconds, the first also builds a table of all
         tokens.
@@ -207,33 +206,12 @@ class Frontend:
             reasoning_stop=tuple(reasoning_stop),
             stop_token_ids=ids,
             raw=raw,
-            calls=prompt.declares_tools and self.calls_tools,
+            calls=prompt.declares_tools,
             thinking_budget=thinking_budget,
             closer=self.thinking_closer,
             constraint=constraint,
             single_call=single_call,
         )
-
-    @property
-    def calls_tools(self) -> bool:
-        """Does the model write tool calls in the form that `calls` describes?"""
-        return self.architecture != LLAMA
-
-    def tool_grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Literal["auto", "none", "required"] = "auto",
-        *, strict: Collection[str] = (), **options: Any,
-    ) -> str | None:  # fmt: skip
-        """`grammar.tool_calls` for this model. Raises GrammarError also where it has no form for tool calls
-        and some are required, or have to be strict; else nothing is demanded of such a model."""
-        if self.calls_tools:
-            return grammars.tool_calls(tools, choice, strict=strict, **options)
-        if choice == "required" or (strict and choice == "auto"):
-            what = "be required" if choice == "required" else "follow their schemas strictly"
-            raise GrammarError(
-                f"This model's chat template has no form for tool calls, so that they can't {what}; use a "
-                "model that calls tools."
-            )
-        return None if options.get("schema") is None else grammars.json_schema(options["schema"])
 
     def prepare_grammars(self) -> None:
         """Build now what the first session with a grammar would build: a table of all tokens."""

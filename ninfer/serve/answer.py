@@ -248,7 +248,7 @@ class Answer:
     async def _submit(self, index: int) -> JobStream:
         stream = self._streams[index] = await self._service.link.submit(self._jobs[index])
         before = perf_counter() - self._arrival
-        parser = parser_for(self.record.request, self._service.frontend)
+        parser = parser_for(self.record.request)
         self._choices[index] = Choice(self._service.frontend, parser, self._snapshots, before)
         return stream
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from ninfer.errors import GrammarError
-from ninfer.frontend import Frontend, grammar
+from ninfer.frontend import grammar
 from ninfer.serve.calls import GenerationRequest
 from ninfer.serve.errors import ApiError
 
 
-def constraint_for(request: GenerationRequest, frontend: Frontend) -> str | None:
+def constraint_for(request: GenerationRequest) -> str | None:
     """The grammar of the answer behind its thinking block; None if anything may come.
 
     Tool choice, strict tools and the response format are enforced together. Raises `ApiError` for a schema
-    that can't be, and where the model has no form for calls that are demanded.
+    that can't be.
     """
     form, choice = request.response_format, request.tool_choice
     schema = whole = None
@@ -25,7 +25,7 @@ def constraint_for(request: GenerationRequest, frontend: Frontend) -> str | None
     if not request.tools or (choice.mode == "none" and whole is not None):
         return whole
     try:
-        return frontend.tool_grammar(
+        return grammar.tool_calls(
             [tool.declared() for tool in request.tools],
             choice.mode,
             names=choice.names,

@@ -239,7 +239,7 @@ class Service:
             stop=request.stop,
             reasoning_stop=request.stop if request.stop_reasoning else (),
             prefix_reuse=self.options.engine.prefix_reuse,
-            grammar=constraint_for(request, self.frontend),
+            grammar=constraint_for(request),
             single_call=not request.parallel_calls and prompt.declares_tools,
             logprobs=request.logprobs,
         )

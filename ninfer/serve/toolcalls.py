@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from ninfer.events import Channel
-from ninfer.frontend import Frontend, toolcalls
+from ninfer.frontend import toolcalls
 from ninfer.frontend.toolcalls import CallParser
 from ninfer.serve.calls import (
     AnswerEvent,
@@ -41,19 +41,17 @@ def callable_tools(request: GenerationRequest) -> tuple[Tool, ...]:
     return tuple(tool for tool in request.tools if tool.name in choice.names)
 
 
-def parser_for(request: GenerationRequest, frontend: Frontend) -> Parser | None:
+def parser_for(request: GenerationRequest) -> Parser | None:
     """None if there is nothing to call: then all is text."""
     tools = callable_tools(request)
-    return _Calls(tools, frontend.calls_tools) if tools else None
+    return _Calls(tools) if tools else None
 
 
 class _Calls:
     """The frontend's parser, in the words of `calls`."""
 
-    def __init__(self, tools: Iterable[Tool], split: bool) -> None:
-        """`split`: does the engine tell the model's calls from content? Else all content is searched."""
+    def __init__(self, tools: Iterable[Tool]) -> None:
         self._parser = CallParser([tool.declared() for tool in tools])
-        self._split = split
 
     @property
     def report(self) -> CallReport:
@@ -67,7 +65,7 @@ class _Calls:
         )
 
     def feed(self, channel: Channel, text: str) -> Iterable[AnswerEvent]:
-        return map(_translated, self._parser.feed(channel if self._split else Channel.TOOL, text))
+        return map(_translated, self._parser.feed(channel, text))
 
     def close(self) -> Iterable[AnswerEvent]:
         return map(_translated, self._parser.close())

@@ -261,15 +261,16 @@ def test_a_stop_string_against_the_marker(qwen: Frontend) -> None:
         assert drive(qwen.session(PLAIN, stop=[stop]), qwen.encode("a " + CALL)) == expected
 
 
-def test_without_tools_raw_or_for_another_family_there_is_no_such_channel(
-    qwen: Frontend, llama: Frontend
-) -> None:
+def test_without_tools_or_raw_there_is_no_such_channel(qwen: Frontend) -> None:
     unasked = Prompt([], "", starts_in_thinking=False)
     for session in (qwen.session(unasked), qwen.session(PLAIN, raw=True)):
         assert drive(session, qwen.encode(TEXT)) == [(CONTENT, TEXT)]
-    assert drive(llama.session(PLAIN), llama.encode(TEXT)) == [(CONTENT, TEXT)]
     stopped = qwen.session(PLAIN, raw=True, stop=["<function"])
     assert drive(stopped, qwen.encode(TEXT)) == [(CONTENT, TEXT.partition("<function")[0])]
+
+
+def test_another_family_has_it_too(qwen: Frontend, llama: Frontend) -> None:
+    assert drive(llama.session(PLAIN), llama.encode(TEXT)) == drive(qwen.session(PLAIN), qwen.encode(TEXT))
 
 
 def test_the_prompt_says_whether_tools_are_declared(qwen: Frontend) -> None:

@@ -25,7 +25,7 @@ def ask(**changes: Any) -> GenerationRequest:
 
 def allows(request: GenerationRequest, text: str) -> bool:
     """May the answer be exactly this text?"""
-    grammar = constraint_for(request, nano_frontend())
+    grammar = constraint_for(request)
     assert grammar is not None
     frontend = nano_frontend()
     session = frontend.session(frontend.render(request.messages, thinking=False), grammar=grammar)
@@ -54,12 +54,10 @@ def call(name: str, value: str = "a") -> str:
 
 
 def test_what_asks_for_nothing_is_free() -> None:
-    assert constraint_for(ask(), nano_frontend()) is None
-    assert constraint_for(ask(tools=(READ,)), nano_frontend()) is None
-    assert (
-        constraint_for(ask(tools=(READ,), parallel_calls=False), nano_frontend()) is None
-    )  # the session's own matter
-    assert constraint_for(ask(tool_choice=ToolChoice("none")), nano_frontend()) is None
+    assert constraint_for(ask()) is None
+    assert constraint_for(ask(tools=(READ,))) is None
+    assert constraint_for(ask(tools=(READ,), parallel_calls=False)) is None  # the session's own matter
+    assert constraint_for(ask(tool_choice=ToolChoice("none"))) is None
 
 
 def test_json() -> None:
@@ -116,7 +114,7 @@ def test_strict_tools() -> None:
 )
 def test_schemas_that_can_not_be_enforced(changes: dict[str, Any], param: str, code: str) -> None:
     with pytest.raises(ApiError) as refused:
-        constraint_for(ask(**changes), nano_frontend())
+        constraint_for(ask(**changes))
     assert (refused.value.status, refused.value.param, refused.value.code) == (400, param, code)
     assert refused.value.message.endswith(".")
 
@@ -176,7 +174,7 @@ def test_any_schema_is_enforced_or_refused(form: Any, parameters: dict[str, Any]
     ):
         status = 200
         try:
-            assert constraint_for(ask(**changes), nano_frontend()) is not None
+            assert constraint_for(ask(**changes)) is not None
         except ApiError as refused:
             status = refused.status
         assert status in (200, 400)

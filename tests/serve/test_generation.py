@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -174,18 +173,6 @@ async def test_a_tool_that_is_not_listed_may_be_called() -> None:
     got = [e for _, e in await read(await server.service.prepare(ask(tools=(Tool("late", listed=False),))))]
     assert CallBegan(0, "late") in got
     assert "late" not in link.jobs[0].prompt.text
-
-
-async def test_calls_of_a_model_that_does_not_tell_them_from_content() -> None:
-    text = call_text("read", path="a")
-    pieces = [text[i : i + 4] for i in range(0, len(text), 4)]
-    server = make_server(FakeLink(says("I read. ", *pieces)))
-    frontend = copy.copy(server.frontend)
-    frontend.architecture = "LlamaForCausalLM"
-    server.service.frontend = frontend
-    got = [e for _, e in await read(await server.service.prepare(ask(tools=(READ,))))]
-    assert CallEnded(0, "read", '{"path":"a"}') in got
-    assert "".join(e.text for e in got if isinstance(e, Text)) == "I read."
 
 
 async def test_log_probabilities_come_as_bytes_with_the_text_of_their_tokens() -> None:

@@ -7,7 +7,6 @@ from functools import partial
 
 if __name__ == "__main__":
     from ninfer.cli.serve import main
-
     from ninfer.serve import run
 
     worker = (sys.executable, "-m", "tools.agents.scripted_worker")

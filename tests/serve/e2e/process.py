@@ -137,9 +137,7 @@ def _runs(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def wait_for(
-    look: Callable[[], Any], seconds: float = 10, otherwise: Callable[[], str] | None = None
-) -> Any:
+def wait_for(look: Callable[[], Any], seconds: float = 10, otherwise: Callable[[], str] | None = None) -> Any:
     """The first value of `look` that is true."""
     end = time.monotonic() + seconds
     while not (found := look()):

@@ -37,7 +37,6 @@ PARCEL = "Where is my parcel FY110734?"  # with thinking
 PARCEL_CALL = ("track_parcel", {"number": "FY110734"})
 
 
-
 def _function(name: str, description: str, required: int, **parameters: Any) -> dict[str, Any]:
     """A declaration without the members that the APIs name differently; `required`: how many of the first."""
     schema = {"type": "object", "properties": parameters, "required": list(parameters)[:required]}

@@ -99,7 +99,9 @@ def test_stop_and_limits(client: openai.OpenAI) -> None:
     for stop in ("\n", [" 66, ", "\n"]):
         (choice,) = client.chat.completions.create(stop=stop, **asked).choices
         assert choice.finish_reason == "stop"
-        assert choice.message.content == prompts.RECORD.partition("66, " if stop != "\n" else "\n")[0].rstrip()
+        assert (
+            choice.message.content == prompts.RECORD.partition("66, " if stop != "\n" else "\n")[0].rstrip()
+        )
     short = client.chat.completions.create(max_completion_tokens=2, **asked)
     assert short.choices[0].finish_reason == "length"
     assert short.usage is not None

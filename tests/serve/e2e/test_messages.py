@@ -139,9 +139,7 @@ def test_a_call_in_a_stream(client: anthropic.Anthropic) -> None:
     [({"type": "any"}, {"execute", "download_page"}), ({"type": "tool", "name": "execute"}, {"execute"})],
     ids=["any", "tool"],
 )
-def test_a_call_that_must_be(
-    client: anthropic.Anthropic, choice: Any, names: set[str], stream: bool
-) -> None:
+def test_a_call_that_must_be(client: anthropic.Anthropic, choice: Any, names: set[str], stream: bool) -> None:
     tools = prompts.messages_tools(prompts.COMMAND_TOOLS)
     for temperature in (0, 1):
         asked: dict[str, Any] = {**SURE, "extra_body": {"temperature": temperature}, "tools": tools}

@@ -8,10 +8,29 @@ from typing import Any
 
 MODEL = "ninfer-nano"
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
-_WORDS = (
-    "river stone light seven apple window slow green under table walk three bird paper cold engine morning "
-    "letter quiet road blue"
-).split()
+_WORDS = [
+    "river",
+    "stone",
+    "light",
+    "seven",
+    "apple",
+    "window",
+    "slow",
+    "green",
+    "under",
+    "table",
+    "walk",
+    "three",
+    "bird",
+    "paper",
+    "cold",
+    "engine",
+    "morning",
+    "letter",
+    "quiet",
+    "road",
+    "blue",
+]
 _PATH = {
     "type": "object",
     "properties": {"path": {"type": "string", "maxLength": 12}, "line": {"type": "integer"}},
