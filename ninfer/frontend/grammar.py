@@ -213,11 +213,7 @@ class _Rules:
 
     def _value(self, tool: DeclaredTool, key: str, schema: Any, root: Any, where: str) -> str:
         """The text of a strict parameter, with the marker at its end."""
-        if schema is True or schema == {}:
-            return "value"
-        if not isinstance(schema, Mapping):
-            raise GrammarError("Its schema must be an object.")
-        if not schema.keys() - ANNOTATIONS:
+        if schema is True or not schema.keys() - ANNOTATIONS:
             return "value"
         listed = not schema.keys() & set(COMBINERS) and bool(schema.keys() & {"enum", "const"})
         if tool.is_text(key):
