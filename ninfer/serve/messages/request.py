@@ -120,7 +120,8 @@ def _thinking(body: Fields, max_tokens: int, closer: int) -> tuple[bool | None, 
     fields = body.object("thinking")
     if fields is None:
         return None, None, False
-    omitted = fields.choice("display", ("summarized", "omitted")) == "omitted"
+    # Other words than `summarized` name ways of showing it that we don't have (Claude Code says `updates`).
+    omitted = fields.string("display") == "omitted"
     kind = fields.string("type", required=True)
     if kind == "disabled":
         if fields.get("display") is not None:
