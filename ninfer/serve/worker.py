@@ -207,9 +207,11 @@ def _load(setup: Setup, send: Callable[[Report], None]) -> Engine:
         lambda stage, done, total: send(Loading(clean(stage), done, total)),
     )
     send(Opened(path))
-    engine = Engine.load(path, setup.options)
+    engine = Engine.load(path, replace(setup.options, warm_up=setup.warm_up))
     try:
         if setup.warm_up:
+            # Seconds for a large vocabulary, with the interpreter locked: not in the middle of an answer.
+            engine.frontend.prepare_grammars()
             short = GenerationOptions(max_new=4, prefix_reuse=False)
             with suppress(ContextLengthError):
                 engine.chat([{"role": "user", "content": "hi"}], short).text()
