@@ -1,5 +1,6 @@
 """`ninfer-serve`: one model behind the HTTP APIs of OpenAI and Anthropic, until a signal ends it."""
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -260,6 +261,9 @@ def _serve(chosen: Any, quiet: bool) -> int:
     from ninfer.serve import run as server
 
     def announce(text: str) -> None:
+        # What is there now stays; the collector need not look through it in the middle of answers.
+        gc.collect()
+        gc.freeze()
         if not quiet:
             print(text, file=sys.stderr, flush=True)
 

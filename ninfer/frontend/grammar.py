@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 from ninfer.errors import GrammarError
@@ -50,7 +51,15 @@ def json_object() -> str:
 def json_schema(schema: Any) -> str:
     """A JSON value by `schema`: keys in its order, little space. Raises GrammarError, naming the part of the
     schema that can't be enforced."""
-    return _lines("start: LEAD? json", _LEAD, f"json: {_json(schema, 'The JSON schema')}")
+    try:
+        return _json_schema(json.dumps(schema))
+    except RecursionError as error:
+        raise GrammarError("The JSON schema can't be enforced: it is nested too deeply.") from error
+
+
+@lru_cache(maxsize=64)
+def _json_schema(asked: str) -> str:
+    return _lines("start: LEAD? json", _LEAD, f"json: {_json(json.loads(asked), 'The JSON schema')}")
 
 
 def tool_calls(
@@ -75,6 +84,18 @@ def tool_calls(
 
     Raises GrammarError, naming the tool and the part of its schema that can't be enforced.
     """
+    try:
+        asked = json.dumps(
+            [tools, choice, names and sorted(names), sorted(strict), parallel, content, schema]
+        )
+    except RecursionError as error:
+        raise GrammarError("Tool calls can't be enforced: a schema is nested too deeply.") from error
+    return _tool_calls(asked)
+
+
+@lru_cache(maxsize=64)  # clients send their tools with every turn
+def _tool_calls(asked: str) -> str | None:
+    tools, choice, names, strict, parallel, content, schema = json.loads(asked)
     if choice == "none":
         return _lines("start: text", *_text("text", OPEN))
     declared = declared_tools(tools)
@@ -165,7 +186,7 @@ class _Rules:
         if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
             raise GrammarError(f"{self._where} can't be enforced: 'required' must be an array of strings.")
         for key in required:
-            if not isinstance(key, str) or properties.get(key, False) is False:
+            if properties.get(key, False) is False:
                 raise GrammarError(
                     f"{self._where} can't be enforced: it requires {key!r:.80}, without schema."
                 )
@@ -192,11 +213,7 @@ class _Rules:
 
     def _value(self, tool: DeclaredTool, key: str, schema: Any, root: Any, where: str) -> str:
         """The text of a strict parameter, with the marker at its end."""
-        if schema is True or schema == {}:
-            return "value"
-        if not isinstance(schema, Mapping):
-            raise GrammarError("Its schema must be an object.")
-        if not schema.keys() - ANNOTATIONS:
+        if schema is True or not schema.keys() - ANNOTATIONS:
             return "value"
         listed = not schema.keys() & set(COMBINERS) and bool(schema.keys() & {"enum", "const"})
         if tool.is_text(key):
@@ -253,7 +270,7 @@ def _listed(tool: DeclaredTool, key: str, schema: Mapping[str, Any]) -> list[str
     values = schema.get("enum", [schema.get("const")])
     if not isinstance(values, list):
         raise GrammarError("'enum' must be an array.")
-    for word in ("pattern", "format"):
+    for word in ("pattern", "format", *COMBINERS):
         if word in schema:
             raise GrammarError(f"'{word}' beside listed values can't be enforced; drop it.")
     low, high = schema.get("minLength", 0), schema.get("maxLength", math.inf)

@@ -239,10 +239,13 @@ def _keys_but(names: Sequence[str]) -> str:
 
 def text_regexes(schema: Mapping[str, Any]) -> list[str]:
     """Regular expressions that a text must match as a whole to follow the schema of a string."""
-    for word in COMBINERS:
-        if word in schema:
-            raise GrammarError(f"'{word}' beside a string type can't be enforced in a parameter's text.")
     regexes = []
+    for word in COMBINERS:
+        parts = schema.get(word)
+        if word == "allOf" and isinstance(parts, list) and all(map(_is_text_rule, parts)):
+            regexes += [regex for part in parts for regex in text_regexes(part)]
+        elif word in schema:
+            raise GrammarError(f"'{word}' beside a string type can't be enforced in a parameter's text.")
     low, high = schema.get("minLength", 0), schema.get("maxLength")
     for bound in (low, 0 if high is None else high):
         if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
@@ -264,6 +267,11 @@ def text_regexes(schema: Mapping[str, Any]) -> list[str]:
             )
         regexes.append(_FORMATS[schema["format"]])
     return regexes
+
+
+def _is_text_rule(schema: Any) -> bool:
+    words = {"type", "pattern", "minLength", "maxLength", "format"} | ANNOTATIONS
+    return isinstance(schema, Mapping) and schema.keys() <= words and schema.get("type", "string") == "string"
 
 
 def _whole(pattern: Any) -> str:

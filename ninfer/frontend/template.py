@@ -69,17 +69,23 @@ class ChatTemplate:
         try:
             return self._template.render(variables)
         except _Refusal as error:
-            raise FrontendError(f"The chat template refused the conversation: {error.message}") from error
+            raise FrontendError(f"The chat template refused the conversation: {_words(error)}.") from error
         except UndefinedError as error:
             raise FrontendError(
-                f"The chat template uses a value that this conversation lacks: {error.message}{_line(error)}."
+                f"The chat template uses a value that this conversation lacks: {_words(error)}{_line(error)}."
             ) from error
         except Exception as error:  # whatever filters and methods raise at what they are given
-            raise FrontendError(f"The chat template failed: {error}{_line(error)}.") from error
+            raise FrontendError(f"The chat template failed: {_words(error)}{_line(error)}.") from error
 
 
 class _Refusal(TemplateError):
     """The template called `raise_exception`."""
+
+
+def _words(error: BaseException) -> str:
+    """What an error says, on one line and without its full stop."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    return f"{words:.400}".removesuffix(".")
 
 
 def _line(error: BaseException) -> str:

@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 import ninfer
 from ninfer.serve import chat, messages, models, responses, tokenize
@@ -41,8 +43,10 @@ def create_app(server: Server, observers: Iterable[Observer] = ()) -> FastAPI:
     app.add_exception_handler(ApiError, _refused)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(Gone, _gone)
-    for router in _ROUTERS:
-        app.include_router(router(server))
+    routers = [router(server) for router in _ROUTERS]
+    for router in routers:
+        app.include_router(router)
+    app.state.routes = [route for router in routers for route in router.routes]
     return app
 
 
@@ -56,12 +60,20 @@ async def _no_route(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     method, path = request.method, request.url.path
     if error.status_code == 405:
-        message = f"{method} is not possible on {path}; use {headers.get('Allow') or 'another method'}."
+        headers["Allow"] = ", ".join(_methods(request, headers.get("Allow", "")))
+        message = f"{method} is not possible on {path:.200}; use {headers['Allow']}."
     elif error.status_code == 404:
         message = f"There is no route {method} {path:.200}."
     else:
         message = str(error.detail)
     return error_response(request, ApiError(error.status_code, message, headers=headers))
+
+
+def _methods(request: Request, known: str) -> list[str]:
+    """Those of all routes of that path; `known` are those of the first of them, which refused another."""
+    routes = (r for r in request.app.state.routes if isinstance(r, APIRoute) and r.include_in_schema)
+    fitting = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted(set(known.split(", ")).union(*fitting))
 
 
 async def _gone(request: Request, error: Exception) -> Response:

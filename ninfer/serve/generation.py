@@ -27,6 +27,7 @@ from ninfer.serve.errors import ApiError, as_api_error, invalid, unavailable
 from ninfer.serve.jobs import Job, Link, LinkState
 from ninfer.serve.observer import Observer, RequestRecord
 from ninfer.serve.options import ServeOptions
+from ninfer.serve.system import fold_system, takes_system_anywhere
 from ninfer.serve.toolcalls import callable_tools
 
 __all__ = ["Answer", "Service"]
@@ -62,6 +63,7 @@ class Service:
         self._was_ready = False
         self._requests = 0
         self._closer = len(frontend.thinking_closer)
+        self._folds_system = not takes_system_anywhere(frontend)
         self._pool = ThreadPoolExecutor(_RENDERERS, thread_name_prefix="ninfer-render")
 
     @property
@@ -195,8 +197,9 @@ class Service:
     def _rendered(self, request: GenerationRequest) -> Prompt:
         template = resolve.template_options(request, self.options)
         listed = [tool.declared() for tool in request.tools if tool.listed]
+        messages = fold_system(request.messages) if self._folds_system else request.messages
         prompt = self.frontend.render(
-            request.messages,
+            messages,
             tools=listed or None,
             thinking=template.thinking,
             reasoning_effort=template.effort,

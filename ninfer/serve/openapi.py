@@ -70,7 +70,8 @@ def operation(
     error = ANTHROPIC_ERROR if anthropic else OPENAI_ERROR
     content: dict[str, Any] = {"application/json": {"schema": ok or {"type": "object"}}}
     if stream:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        # Without a schema: readers disagree whether it would be that of the stream or of one event.
+        content["text/event-stream"] = {}
     responses: dict[int | str, dict[str, Any]] = {200: {"description": "Success", "content": content}}
     for status in errors:
         responses[status] = {

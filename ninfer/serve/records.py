@@ -5,6 +5,7 @@ The setup goes through the engine process's stdin, everything else through ZeroM
 
 from __future__ import annotations
 
+import os
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -170,13 +171,13 @@ Report = Hello | Loading | Opened | Ready | LoadFailed | Events | Failed | Count
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Path):
-        return str(value)
+        return os.fsencode(value)  # file names are bytes, and not always UTF-8
     raise NotImplementedError(f"{type(value).__name__} has no form on the wire")
 
 
 def _typed(kind: type, value: Any) -> Any:
     if kind is Path:
-        return Path(value)
+        return Path(os.fsdecode(value))
     raise NotImplementedError(f"{kind.__name__} has no form on the wire")
 
 
@@ -187,11 +188,16 @@ decode_command = msgpack.Decoder(Command, dec_hook=_typed).decode
 decode_report = msgpack.Decoder(Report, dec_hook=_typed).decode
 
 
+def clean(text: str) -> str:
+    """`text` without what no encoding holds: half a surrogate pair, or a file name's undecodable byte."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def described(error: BaseException) -> tuple[str, str]:
     """Class and sentence of an error for the other side. Of what isn't ours only the class is told: its words
     might be a request's."""
     if isinstance(error, NInferError):
-        return type(error).__name__, str(error)
+        return type(error).__name__, clean(str(error))
     return "EngineError", f"the engine process stumbled over a defect ({type(error).__name__}); see its log"
 
 

@@ -7,6 +7,7 @@ compete for the interpreter.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -44,6 +45,7 @@ from ninfer.serve.records import (
     Report,
     Setup,
     Submit,
+    clean,
     decode_command,
     decode_setup,
     described,
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
 
 _HEARTBEAT = 1.0
 """Seconds between signs of life."""
+_SWITCH = 0.5e-3
+"""Seconds that the engine's worker waits at most while the main thread takes in a long prompt."""
 _LINGER = 2000
 """Milliseconds in which last words may leave at the end."""
 
@@ -161,7 +165,11 @@ class Jobs:
         health = self._engine.health()
         if not health.available and not self._failed:
             self._failed = True
-            self._send(EngineFailed(health.error or "the engine has failed"))
+            self._send(EngineFailed(clean(health.error or "the engine has failed")))
+
+    def close(self) -> None:
+        """The engine is about to be closed, which is no failure."""
+        self._failed = True
 
 
 def main(work: Callable[[Setup, Line], int] | None = None) -> int:
@@ -169,6 +177,7 @@ def main(work: Callable[[Setup, Line], int] | None = None) -> int:
     # The server decides when we end, also where a terminal or a supervisor signals everybody.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.setswitchinterval(_SWITCH)
     setup = decode_setup(_read(int.from_bytes(_read(4), "little")))
     Thread(target=_end_with_server, args=(setup.address,), daemon=True).start()
     line = Line(setup)
@@ -193,15 +202,22 @@ def _work(setup: Setup, line: Line) -> int:
 
 def _load(setup: Setup, send: Callable[[Report], None]) -> Engine:
     path = ensure_artifact(
-        setup.model, setup.options.cache_dir, lambda stage, done, total: send(Loading(stage, done, total))
+        setup.model,
+        setup.options.cache_dir,
+        lambda stage, done, total: send(Loading(clean(stage), done, total)),
     )
     send(Opened(path))
-    engine = Engine.load(path, setup.options)
+    engine = Engine.load(path, replace(setup.options, warm_up=setup.warm_up))
     try:
         if setup.warm_up:
+            # Seconds for a large vocabulary, with the interpreter locked: not in the middle of an answer.
+            engine.frontend.prepare_grammars()
             short = GenerationOptions(max_new=4, prefix_reuse=False)
             with suppress(ContextLengthError):
                 engine.chat([{"role": "user", "content": "hi"}], short).text()
+        # What is there now stays: the collector need not look through it again in the middle of an answer.
+        gc.collect()
+        gc.freeze()
         send(Ready(_info(engine)))
     except BaseException:
         engine.close()
@@ -229,6 +245,7 @@ def _serve(engine: Engine, line: Line) -> None:
             counters = replace(engine.statistics(), handovers=jobs.handovers, handover_seconds=jobs.seconds)
             line.send(Counters(command.number, counters))
         else:
+            jobs.close()
             return
 
 
@@ -257,7 +274,7 @@ def _info(engine: Engine) -> EngineInfo:
         buffer_bytes=plan.buffer_bytes,
         workspace_bytes=plan.workspace_bytes,
         record_bytes=plan.record_bytes,
-        artifact_path=str(artifact.path),
+        artifact_path=clean(str(artifact.path)),
         artifact_bytes=sum(
             artifact.path.with_name(file.path or artifact.path.name).stat().st_size
             for file in artifact.directory.files
@@ -294,9 +311,9 @@ def _end_with_server(address: str) -> None:
 
 def _print_defect(error: Exception) -> None:
     """Where it happened; not the error's words, which might be a request's."""
-    print(
-        "".join(traceback.format_tb(error.__traceback__)), type(error).__name__, file=sys.stderr, flush=True
-    )
+    place = "".join(traceback.format_tb(error.__traceback__))
+    with suppress(OSError, ValueError):  # nobody may be reading
+        print(f"{place}{type(error).__name__}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

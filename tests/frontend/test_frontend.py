@@ -214,6 +214,72 @@ def test_unpaired_surrogates_are_refused(qwen: Frontend) -> None:
         qwen.render([USER], tools=[{"name": "\udc00"}])
 
 
+TEXTS = st.one_of(
+    st.text(max_size=8), st.sampled_from(["\ud800", "\0", "a\nb", "<|im_start|>", "<tool_call>", "{", "\x85"])
+)
+ANYTHING = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), TEXTS),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXTS, inner, max_size=3)),
+    max_leaves=6,
+)
+MEMBERS = st.fixed_dictionaries(
+    {"role": st.one_of(st.sampled_from(["user", "assistant", "tool", "system"]), ANYTHING)},
+    optional={
+        "content": st.one_of(
+            TEXTS, st.none(), st.lists(st.dictionaries(TEXTS, ANYTHING), max_size=2), ANYTHING
+        ),
+        "reasoning_content": st.one_of(TEXTS, ANYTHING),
+        "tool_calls": st.lists(
+            st.fixed_dictionaries({"function": st.fixed_dictionaries({"name": TEXTS, "arguments": ANYTHING})})
+        ),
+        "tool_call_id": ANYTHING,
+        "more": ANYTHING,
+    },
+)
+
+
+@given(
+    st.lists(st.one_of(MEMBERS, MEMBERS, ANYTHING), max_size=3),
+    st.one_of(st.none(), st.lists(ANYTHING, max_size=2)),
+    st.dictionaries(st.one_of(TEXTS, st.sampled_from(["enable_thinking", "messages"])), ANYTHING, max_size=2),
+    st.booleans(),
+)
+def test_any_conversation_is_rendered_or_refused_in_a_sentence(
+    qwen: Frontend, messages: list[Any], tools: Any, kwargs: dict[str, Any], final: bool
+) -> None:
+    conversation = [USER, *messages]
+    refusal = prompt = None
+    try:
+        prompt = qwen.render(conversation, tools=tools, template_kwargs=kwargs, continue_final_message=final)
+    except FrontendError as error:
+        refusal = str(error)
+    if prompt is not None:
+        assert qwen.decode(prompt.tokens, keep_special=True)
+    else:
+        assert refusal
+        assert refusal.endswith(".")
+        assert "\n" not in refusal
+        assert len(refusal) < 600
+
+
+def test_a_conversation_that_is_nested_too_deeply(qwen: Frontend) -> None:
+    deep: Any = "x"
+    for _ in range(5000):
+        deep = [deep]
+    call = {"function": {"name": "f", "arguments": {"a": deep}}}
+    with pytest.raises(FrontendError, match="recursion"):
+        qwen.render([USER, {"role": "assistant", "content": None, "tool_calls": [call]}, USER])
+    with pytest.raises(FrontendError, match="recursion"):
+        qwen.render([USER], tools=[deep])
+
+
+def test_the_bytes_of_tokens(qwen: Frontend) -> None:
+    tokens = qwen.encode("é 漢字")
+    assert b"".join(map(qwen.token_bytes, tokens)).decode() == "é 漢字"
+    with pytest.raises(FrontendError, match="outside"):
+        qwen.token_bytes(qwen.public_tokens)
+
+
 def test_empty_conversation(qwen: Frontend) -> None:
     with pytest.raises(FrontendError, match="no messages"):
         qwen.render([])

@@ -337,6 +337,7 @@ VALUES = [
     ({"type": "string", "pattern": "^(a|b)c"}, ["ac", "bcd"], ["c", "xac"]),
     ({"type": "string", "pattern": "\\$$"}, ["a$"], ["a", "$a"]),
     ({"type": "string", "pattern": "[]^]\\n"}, ["]\n", "^\n"], ["\n"]),
+    ({"type": "string", "allOf": [{"pattern": "^[^x]*$"}, {"maxLength": 2}]}, ["ab"], ["ax", "abc"]),
     ({"type": "string", "enum": ["a", "a\nb", "</parameter>"]}, ["a", "a\nb"], ["b", "</parameter>", ""]),
     ({"type": "string", "enum": ["a", "bb", "c"], "minLength": 2}, ["bb"], ["a"]),
     ({"type": "string", "const": "x y"}, ["x y"], ["x"]),
@@ -408,6 +409,7 @@ for _ in range(20_000):
         ({"type": "string", "minLength": -1}, "minLength"),
         ({"type": "string", "minLength": 2, "maxLength": 1}, "above"),
         ({"type": "string", "anyOf": [{}]}, "'anyOf' beside"),
+        ({"type": "string", "allOf": [{"enum": ["a"]}]}, "'allOf' beside"),
         ({"anyOf": [{"type": "string"}], "minLength": 1}, "'minLength' beside"),
         ({"oneOf": [{"type": "string"}, {"type": "string", "minLength": 1}]}, "'oneOf' with several"),
         ({"type": "string", "enum": ["</parameter>"]}, "none of its values"),
@@ -426,11 +428,12 @@ for _ in range(20_000):
 )
 def test_parameters_that_cannot_be_enforced_are_named(schema: Any, message: str) -> None:
     declared = tool("f", {"x": schema}, **{"$defs": {"bad": {"not": {}}}})
-    pattern = f"^Parameter 'x' of the tool 'f' can't be enforced.*({message})"
+    pattern = f"^(Parameter 'x' of the tool 'f'|Tool calls) can't be enforced.*({message})"
     with pytest.raises(GrammarError, match=pattern) as raised:
         tool_calls([declared], "required", strict=["f"])
     assert "\n" not in str(raised.value)
-    assert tool_calls([declared, declared], "required") is not None  # fine as long as it isn't strict
+    if "nested" not in message:
+        assert tool_calls([declared, declared], "required") is not None  # fine as long as it isn't strict
 
 
 @pytest.mark.parametrize(

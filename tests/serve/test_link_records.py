@@ -125,6 +125,15 @@ def test_errors_keep_class_and_sentence(kind):
     assert str(error) == "a sentence; with a remedy"
 
 
+def test_text_that_no_encoding_holds_is_passed_on_all_the_same():
+    name, sentence = described(errors.FrontendError("the stop \ud800 and the file \udcff"))
+    failed = Failed(1, name, sentence)
+    assert decode_report(encode(failed)) == failed
+    assert sentence == "the stop \\ud800 and the file \\udcff"
+    path = Path("/a") / os.fsdecode(b"\xff.gguf")
+    assert decode_report(encode(Opened(path))) == Opened(path)
+
+
 def test_of_a_defect_only_the_class_is_told():
     error = restored(*described(ValueError("what somebody wrote")))
     assert type(error) is EngineError

@@ -53,34 +53,6 @@ def read_conversation(
     return messages, False
 
 
-def fold_system(messages: list[Message]) -> list[Message]:
-    """The same conversation for templates that allow a system message only at the start: the others become
-    part of the user's text or tool result before them, else of the one after them. They must not make a user
-    message of their own behind tool results, or templates would take it for a new question and drop the
-    reasoning since the last."""
-    folded: list[Message] = []
-    held = ""
-    for message in messages:
-        if message["role"] == "system" and folded:
-            note = f"<system-reminder>\n{message['content'].strip()}\n</system-reminder>"
-            if folded[-1]["role"] in ("user", "tool"):
-                folded[-1]["content"] = _joined(folded[-1]["content"], note)
-            else:
-                held = _joined(held, note)
-        else:
-            message = dict(message)
-            if held and message["role"] in ("user", "tool"):
-                message["content"], held = _joined(held, message["content"]), ""
-            folded.append(message)
-    if held:
-        folded.append({"role": "user", "content": held})
-    return folded
-
-
-def _joined(first: str, second: str) -> str:
-    return f"{first}\n\n{second}" if first and second else first or second
-
-
 def _turns(body: Fields) -> list[_Turn]:
     turns: list[_Turn] = []
     for message in body.objects("messages"):

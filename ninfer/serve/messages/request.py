@@ -11,7 +11,7 @@ from ninfer.serve.errors import ApiError, invalid
 from ninfer.serve.fields import Fields
 from ninfer.serve.messages.blocks import system_text
 from ninfer.serve.messages.cache import check_cache_marks
-from ninfer.serve.messages.conversation import fold_system, read_conversation
+from ninfer.serve.messages.conversation import read_conversation
 from ninfer.serve.messages.tools import read_choice, read_tools
 
 _MIN_BUDGET = 1024
@@ -29,12 +29,11 @@ class MessagesRequest:
 
 @dataclass(frozen=True)
 class Terms:
-    """What the server adds to a body: its default for `max_tokens`, the length of the text that closes
-    thinking, and whether its chat template takes system messages anywhere."""
+    """What the server adds to a body: its default for `max_tokens`, and the length of the text that closes
+    thinking."""
 
     default_max_tokens: int
     closer_tokens: int
-    system_anywhere: bool
 
 
 def read_request(
@@ -70,7 +69,7 @@ def read_request(
     generation = GenerationRequest(
         Protocol.MESSAGES,
         model,
-        messages if terms.system_anywhere else fold_system(messages),
+        messages,
         stream=body.boolean("stream") or False,
         tools=box.offered(),
         tool_choice=choice,
@@ -121,7 +120,8 @@ def _thinking(body: Fields, max_tokens: int, closer: int) -> tuple[bool | None, 
     fields = body.object("thinking")
     if fields is None:
         return None, None, False
-    omitted = fields.choice("display", ("summarized", "omitted")) == "omitted"
+    # Other words than `summarized` name ways of showing it that we don't have (Claude Code says `updates`).
+    omitted = fields.string("display") == "omitted"
     kind = fields.string("type", required=True)
     if kind == "disabled":
         if fields.get("display") is not None:

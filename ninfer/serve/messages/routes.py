@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ninfer.errors import FrontendError
-from ninfer.frontend import Frontend
 from ninfer.serve.errors import anthropic_body, as_api_error
 from ninfer.serve.generation import Answer
 from ninfer.serve.http import (
@@ -35,7 +32,6 @@ def router(server: Server) -> APIRouter:
     terms = Terms(
         default_max_tokens=server.options.default_max_tokens,
         closer_tokens=len(server.frontend.thinking_closer),
-        system_anywhere=takes_system_anywhere(server.frontend),
     )
 
     async def read(request: Request, *, counting: bool) -> MessagesRequest:
@@ -79,19 +75,3 @@ async def _whole(answer: Answer, message: MessageEvents) -> Event:
     async for _, event in answer.events():
         events += message.of(event)
     return whole_message(events)
-
-
-def takes_system_anywhere(frontend: Frontend) -> bool:
-    """Does the chat template print system messages that come after the first user message, and where they
-    are? Many refuse them."""
-    words = ("opening", "question", "remark", "reply", "notice")
-    roles = ("system", "user", "system", "assistant", "system")
-    conversation: list[dict[str, Any]] = [
-        {"role": role, "content": f"the {word}"} for role, word in zip(roles, words, strict=True)
-    ]
-    try:
-        text = frontend.render(conversation).text
-    except FrontendError:
-        return False
-    places = [text.find(f"the {word}") for word in words]
-    return places[0] >= 0 and places == sorted(places) and text.count("the remark") == 1

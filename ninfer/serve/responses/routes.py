@@ -52,7 +52,7 @@ def router(server: Server) -> APIRouter:
 
 
 def _add_creation(api: APIRouter, server: Server, store: Store) -> None:
-    @api.post("", **schema.CREATE)
+    @api.post("", **schema.create(server.names))
     async def create(request: Request) -> Response:
         body = await read_object(request, server)
         known_model(body.get("model"), server)
@@ -68,7 +68,7 @@ def _add_creation(api: APIRouter, server: Server, store: Store) -> None:
         response = await until_disconnect(request, answer, _whole(events, answer, asked, store))
         return json_response(response)
 
-    @api.post("/input_tokens", **schema.COUNT)
+    @api.post("/input_tokens", **schema.count(server.names))
     async def input_tokens(request: Request) -> Response:
         body = await read_object(request, server)
         body.setdefault("model", server.model_id)

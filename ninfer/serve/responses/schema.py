@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ninfer.serve.openapi import GENERATION, PLAIN, operation, path_parameter
@@ -23,21 +24,27 @@ _ITEM = {
     },
     "required": ["role", "content"],
 }
-_INPUT = {"oneOf": [_STRING, {"type": "array", "items": {"anyOf": [_ITEM, _OBJECT]}}]}
+_NOTHING = {"type": "null"}
+_OTHER = {"type": "object", "properties": {"type": _STRING}, "required": ["type"]}
+_INPUT = {"oneOf": [_STRING, {"type": "array", "minItems": 1, "items": {"anyOf": [_ITEM, _OTHER]}}]}
 _FIELDS: dict[str, Any] = {
     "background": {"enum": [False]},
     "chat_template_kwargs": _OBJECT,
     "client_metadata": _OBJECT,
+    "context_management": _NOTHING,
+    "conversation": _NOTHING,
     "include": {"type": "array", "items": _STRING},
     "input": _INPUT,
     "instructions": _STRING,
     "max_output_tokens": {"type": "integer", "minimum": 0},
     "max_tool_calls": {"type": "integer", "minimum": 0},
     "metadata": {"type": "object", "additionalProperties": {"type": "string", "maxLength": 512}},
-    "model": _STRING,
+    "moderation": _NOTHING,
     "parallel_tool_calls": _FLAG,
+    "personality": _NOTHING,
     "preserve_thinking": _FLAG,
     "previous_response_id": _STRING,
+    "prompt": _NOTHING,
     "prompt_cache_key": {"type": "string", "maxLength": 64},
     "prompt_cache_options": _OBJECT,
     "prompt_cache_retention": {"enum": ["in_memory", "24h"]},
@@ -68,8 +75,9 @@ def _query(name: str, schema: Any) -> Any:
     return {"name": name, "in": "query", "required": False, "schema": schema}
 
 
-def _body(names: frozenset[str], required: list[str]) -> Any:
-    properties = {name: _FIELDS.get(name, {}) for name in sorted(names)}
+def _body(names: frozenset[str], required: list[str], models: Iterable[str]) -> Any:
+    fields = {**_FIELDS, "model": {"enum": sorted(models)}}
+    properties = {name: fields[name] for name in sorted(names)}
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
@@ -82,19 +90,28 @@ _RESPONSE = _object("response", "id", "status", "model", "output", "usage")
 _ID = path_parameter("response_id")
 _STORED = (400, 401, 404)
 
-CREATE = operation(
-    "Answer an input (OpenAI Responses)",
-    body=_body(CREATE_FIELDS, ["model"]),
-    ok=_RESPONSE,
-    stream=True,
-    errors=GENERATION,
-)
-COUNT = operation(
-    "Count the tokens of an input",
-    body=_body(COUNT_FIELDS, []),
-    ok=_object("response.input_tokens", "input_tokens"),
-    errors=(*PLAIN, 404),
-)
+
+def create(models: Iterable[str]) -> dict[str, Any]:
+    """The route that answers, of a server with models of these names."""
+    return operation(
+        "Answer an input (OpenAI Responses)",
+        body=_body(CREATE_FIELDS, ["model", "input"], models),
+        ok=_RESPONSE,
+        stream=True,
+        errors=GENERATION,
+    )
+
+
+def count(models: Iterable[str]) -> dict[str, Any]:
+    """The route that counts tokens."""
+    return operation(
+        "Count the tokens of an input",
+        body=_body(COUNT_FIELDS, ["input"], models),
+        ok=_object("response.input_tokens", "input_tokens"),
+        errors=(*PLAIN, 404),
+    )
+
+
 COMPACT = operation("Refused: there is no compaction", body=_OBJECT, errors=(400, 401))
 RETRIEVE = operation(
     "A stored response",

@@ -10,7 +10,7 @@ from ninfer.serve.messages.request import MessagesRequest, Terms, read_request
 
 DATA = Path(__file__).parents[2] / "data" / "clients"
 CLIENTS = ("claude-code", "anthropic-python", "opencode", "aider")
-TERMS = Terms(default_max_tokens=8192, closer_tokens=25, system_anywhere=True)
+TERMS = Terms(default_max_tokens=8192, closer_tokens=25)
 
 
 def recorded(client: str) -> list[dict[str, Any]]:

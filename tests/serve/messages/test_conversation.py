@@ -4,8 +4,8 @@ import pytest
 
 from ninfer.serve.errors import ApiError
 from ninfer.serve.messages.blocks import NO_IMAGE
-from ninfer.serve.messages.conversation import fold_system
 from ninfer.serve.messages.signature import sealed
+from ninfer.serve.system import fold_system
 from tests.serve.messages.conftest import assistant, read, result, text, use, user
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}}
@@ -244,5 +244,5 @@ def test_system_messages_are_folded_into_what_the_user_sent():
         ("assistant", ""),
         ("tool", f"{note}\n\nr"),
     ]
-    assert fold(system("note"), "a") == [("system", "top"), ("user", f"{note}\n\na")]
+    assert fold(system("note"), "a") == [("system", "top\n\nnote"), ("user", "a")]
     assert fold("a", assistant(text("b")), system("note"))[2:] == [("assistant", "b"), ("user", note)]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ninfer.errors import FrontendError
 from ninfer.serve.errors import ApiError
-from ninfer.serve.messages.conversation import fold_system
 from ninfer.serve.messages.request import read_request
+from ninfer.serve.system import fold_system
 from tests.serve.fakes import nano_frontend
 from tests.serve.messages.conftest import CLIENTS, TERMS, recorded
 

@@ -9,11 +9,11 @@ import pytest
 from ninfer.api.loading import load_frontend, opened
 from ninfer.frontend import Frontend, Prompt, maintained_template
 from ninfer.serve.calls import CallArguments, CallBegan, CallEnded, GenerationRequest, Text
-from ninfer.serve.messages.request import Terms, read_request
+from ninfer.serve.messages.request import read_request
 from ninfer.serve.messages.response import MessageEvents, whole_message
-from ninfer.serve.messages.routes import takes_system_anywhere
 from ninfer.serve.options import ServeOptions
 from ninfer.serve.resolve import template_options
+from ninfer.serve.system import fold_system, takes_system_anywhere
 from tests.serve.fakes import NANO, nano_frontend
 from tests.serve.messages.conftest import TERMS, body, recorded, recording, result, tool, use, user
 
@@ -33,11 +33,11 @@ def frontend(request) -> Frontend:
 
 
 def rendered(frontend: Frontend, sent: dict[str, Any]) -> Prompt:
-    terms = Terms(8192, 25, takes_system_anywhere(frontend))
-    request: GenerationRequest = read_request(sent, terms).generation
+    request: GenerationRequest = read_request(sent, TERMS).generation
+    messages = request.messages if takes_system_anywhere(frontend) else fold_system(request.messages)
     options = template_options(request, ServeOptions(NANO))
     return frontend.render(
-        request.messages,
+        messages,
         tools=[tool.declared() for tool in request.tools if tool.listed] or None,
         thinking=options.thinking,
         reasoning_effort=options.effort,
@@ -181,7 +181,3 @@ def test_an_answer_that_comes_back_is_what_the_model_wrote(frontend, display):
         "</parameter>\n</function>\n</tool_call><|im_end|>\n"
     )
     assert after.text.startswith(before.text + written)
-
-
-def test_terms_of_the_tests_are_those_of_the_model():
-    assert takes_system_anywhere(nano_frontend()) == TERMS.system_anywhere

@@ -75,6 +75,7 @@ def test_max_tokens_may_be_left_out_or_be_larger_than_anything():
         ({"type": "disabled"}, False, None, False),
         ({"type": "adaptive"}, True, None, False),
         ({"type": "adaptive", "display": "omitted"}, True, None, True),
+        ({"type": "adaptive", "display": "updates"}, True, None, False),
         ({"type": "enabled", "budget_tokens": 1024, "display": "summarized"}, True, 1024, False),
         ({"type": "enabled", "budget_tokens": 31999}, True, 32000 - 4096 - 25, False),
         ({"type": "enabled", "budget_tokens": 32000}, True, 32000 - 4096 - 25, False),
@@ -269,8 +270,8 @@ def test_marks_that_do_not_count():
         ({"thinking": {"type": "hard"}}, "thinking.type is none that this server knows", None),
         ({"thinking": {"type": "disabled", "display": "omitted"}}, "no meaning without thinking", None),
         (
-            {"thinking": {"type": "adaptive", "display": "full"}},
-            "one of summarized, omitted, not 'full'",
+            {"thinking": {"type": "adaptive", "display": 1}},
+            "thinking.display must be a string, not 1",
             None,
         ),
         ({"output_config": {"format": {"type": "xml"}}}, "must be one of json_schema, not 'xml'", None),

@@ -1,4 +1,4 @@
-"""What the clients ask: a pool of seeded requests whose answers are known, and ones that nobody asked before."""
+"""What the clients ask: a pool of seeded requests whose answers are known, and ones never asked before."""
 
 from __future__ import annotations
 
@@ -8,29 +8,10 @@ from typing import Any
 
 MODEL = "ninfer-nano"
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
-_WORDS = [
-    "river",
-    "stone",
-    "light",
-    "seven",
-    "apple",
-    "window",
-    "slow",
-    "green",
-    "under",
-    "table",
-    "walk",
-    "three",
-    "bird",
-    "paper",
-    "cold",
-    "engine",
-    "morning",
-    "letter",
-    "quiet",
-    "road",
-    "blue",
-]
+_WORDS = (
+    *("river", "stone", "light", "seven", "apple", "window", "slow", "green", "under", "table", "walk"),
+    *("three", "bird", "paper", "cold", "engine", "morning", "letter", "quiet", "road", "blue"),
+)
 _PATH = {
     "type": "object",
     "properties": {"path": {"type": "string", "maxLength": 12}, "line": {"type": "integer"}},
@@ -106,7 +87,7 @@ def pool() -> list[Ask]:
         ask(CHAT, "Where?", max_tokens=60, seed=9, response_format=_named("json_schema", _POINT), **quick),
         ask(CHAT, "Read line 3 of a.txt.", max_tokens=120, seed=1, tool_choice="required", **chat_tool),
         ask(CHAT, "Read line 4 of b.txt.", max_tokens=90, seed=5, tool_choice="auto", **chat_tool),
-        ask(CHAT, "Say it again and again.", max_tokens=30, seed=7, stop=["e"], frequency_penalty=-1, **quick),
+        ask(CHAT, "Say it again.", max_tokens=30, seed=7, stop=["e"], frequency_penalty=-1, **quick),
         ask(RESPONSES, "What is 31 + 17?", max_output_tokens=80),
         ask(RESPONSES, long[1], "Answer with one word.", max_output_tokens=16, **none),
         ask(
