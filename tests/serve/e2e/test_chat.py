@@ -135,6 +135,7 @@ def test_several_answers_and_seeds(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {
         **SURE, "messages": user(prompts.STORY), "temperature": 1, "max_tokens": 24, "seed": 5, "n": 3,
     }  # fmt: skip
+    client.chat.completions.create(**{**asked, "max_tokens": 0})  # from now on the prompt is known
     answer = client.chat.completions.create(**asked)
     texts = [choice.message.content for choice in answer.choices]
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
