@@ -287,6 +287,24 @@ def test_a_schema_is_enforced_behind_thinking(client: openai.OpenAI) -> None:
     assert isinstance(choice.message.parsed, prompts.Order)
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="frontend: inside the thinking block the model may end the whole answer, so that what the grammar "
+    "demands never comes (OutputSession.fill_masks allows the stop tokens there)",
+)
+def test_thinking_does_not_end_an_answer_that_must_follow(client: openai.OpenAI) -> None:
+    """Of six that think confusedly, some end there if they may."""
+    for seed in range(6):
+        answer = client.chat.completions.create(
+            messages=user("An order, please."),
+            response_format={"type": "json_object"},
+            max_tokens=150,
+            stop="}",
+            **{**SURE, "reasoning_effort": "high", "temperature": 1, "seed": seed},
+        )
+        assert (answer.choices[0].message.content or "").lstrip().startswith("{")
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_any_json_object(client: openai.OpenAI, seed: int) -> None:
     """A prefix of one if the limit cuts it."""
