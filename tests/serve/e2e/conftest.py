@@ -1,4 +1,4 @@
-"""Two servers that most tests share: ninfer-nano, which calls tools and thinks, and SmolLM2, which doesn't."""
+"""Two servers that most tests share: ninfer-nano, which calls tools and thinks, and SmolLM2."""
 
 from __future__ import annotations
 

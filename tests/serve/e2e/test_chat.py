@@ -159,7 +159,7 @@ def test_a_tool_and_its_result(client: openai.OpenAI) -> None:
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     assert calls_of(choice.message) == [prompts.ORDER_CALL]
     assert choice.message.tool_calls
-    result = {
+    result: Any = {
         "role": "tool",
         "tool_call_id": choice.message.tool_calls[0].id,
         "content": prompts.ORDER_RESULT,

@@ -80,7 +80,9 @@ def test_keys(busy: ServerProcess) -> None:
     with pytest.raises(openai.AuthenticationError):
         busy.openai(api_key="wrong").chat.completions.create(**chat("hi"))
     with pytest.raises(anthropic.AuthenticationError):
-        busy.anthropic(api_key="wrong").messages.create(model="m", max_tokens=9, messages=chat("hi")["messages"])
+        busy.anthropic(api_key="wrong").messages.create(
+            model="m", max_tokens=9, messages=chat("hi")["messages"]
+        )
     with pytest.raises(openai.AuthenticationError):
         busy.openai(api_key="sk-loopback-12").models.list()
     headers = {"x-api-key": "sk-loopback-1"}
@@ -100,7 +102,9 @@ def test_who_leaves_makes_room(busy: ServerProcess, path: str) -> None:
             for _ in range(30):
                 next(lines)
         with within(SOON):
-            assert busy.openai().chat.completions.create(**chat(prompts.SUM)).choices[0].message.content == "85"
+            assert (
+                busy.openai().chat.completions.create(**chat(prompts.SUM)).choices[0].message.content == "85"
+            )
     done = wait_for(lambda: busy.records()[-2:])
     assert [record["result"]["finish_reason"] for record in done] == ["cancelled", "stop_token"]
 

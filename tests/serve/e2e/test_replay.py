@@ -147,7 +147,11 @@ def check_whole(path: str, versioned: bool, body: Any, answer: Any) -> None:
             assert check_response(answer)["status"] in ("completed", "incomplete")
         case "/v1/chat/completions":
             ChatCompletion.model_validate(answer)
-            assert {choice["finish_reason"] for choice in answer["choices"]} <= {"stop", "length", "tool_calls"}
+            assert {choice["finish_reason"] for choice in answer["choices"]} <= {
+                "stop",
+                "length",
+                "tool_calls",
+            }
         case "/v1/models":
             kind: Any = anthropic.types.ModelInfo if versioned else openai.types.Model
             assert "stub-model" in [kind.model_validate(model).id for model in answer["data"]]

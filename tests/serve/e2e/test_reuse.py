@@ -140,9 +140,7 @@ def recorded(client: str, case: str) -> Callable[[Body], Body]:
         pytest.param("claude-code", "toolsearch 1", recorded("claude-code", "toolsearch 2"), id="late-tools"),
         pytest.param("codex", "normal 1", recorded("codex", "normal 2"), id="codex"),
         pytest.param("opencode", "bash 2", recorded("opencode", "bash 3"), id="opencode-chat"),
-        pytest.param(
-            "opencode", "responses 2", recorded("opencode", "responses 3"), id="opencode-responses"
-        ),
+        pytest.param("opencode", "responses 2", recorded("opencode", "responses 3"), id="opencode-responses"),
         pytest.param("opencode", "anthropic 1", recorded("opencode", "anthropic 3"), id="opencode-messages"),
     ],
 )
@@ -156,8 +154,8 @@ def test_what_comes_again_is_not_computed_again(
 
 @pytest.mark.xfail(
     strict=True,
-    reason="engine: a request whose first blocks are in the cache already, in other pages, leaves no snapshot "
-    "before its end (PrefixCache.publish refuses while it is active)",
+    reason="engine: a request whose first blocks are in the cache already, in other pages, leaves no "
+    "snapshot before its end (PrefixCache.publish refuses while it is active)",
 )
 def test_what_two_conversations_share_keeps_neither_from_being_reused(http: httpx.Client) -> None:
     """The same tools before other texts of the system, as in two sessions of one agent."""

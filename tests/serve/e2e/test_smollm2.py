@@ -32,9 +32,12 @@ def test_chat(smol: ServerProcess, client: openai.OpenAI) -> None:
     assert all(token.top_logprobs[0].logprob == token.logprob <= 0 for token in tokens)
     chunks = list(client.chat.completions.create(**asked, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
-    assert client.responses.create(
-        model=smol.name, input=QUESTION, temperature=0, max_output_tokens=24
-    ).output_text == text
+    assert (
+        client.responses.create(
+            model=smol.name, input=QUESTION, temperature=0, max_output_tokens=24
+        ).output_text
+        == text
+    )
     with client.chat.completions.stream(**asked, stop=" ") as stream:
         assert stream.get_final_completion().choices[0].message.content == text.split(" ")[0]
 
@@ -81,5 +84,6 @@ def test_tools_without_a_form_for_them(smol: ServerProcess, client: openai.OpenA
     asked |= {"tools": [openai.pydantic_function_tool(prompts.Order)], "tool_choice": "required"}
     answer = client.chat.completions.parse(**{**asked, "max_tokens": 400}, parallel_tool_calls=False)
     assert answer.choices[0].finish_reason == "tool_calls"
-    (call,) = answer.choices[0].message.tool_calls or ()
+    assert answer.choices[0].message.tool_calls
+    (call,) = answer.choices[0].message.tool_calls
     assert isinstance(call.function.parsed_arguments, prompts.Order)
