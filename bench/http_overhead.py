@@ -288,13 +288,13 @@ def table(figures: dict) -> str:
     lines = [
         f"{figures['artifact']}, {figures['rounds']} rounds, answers of {figures['tokens']:g} tokens",
         "",
-        f"{'':<12}{'first token':>13}{'added, median':>15}{'p95':>9}{'tok/s':>9}{'ratio':>8}"
+        f"{'':<12}{'first token':>13}{'added, median':>15}{'p95':>12}{'tok/s':>9}{'ratio':>8}"
         f"{'engine only':>13}",
     ]
     for name, way in figures["ways"].items():
         added = way["added_first_token_ms"]
         lines.append(
-            f"{name:<12}{way['first_token_ms']:>10.2f} ms{added['median']:>12.2f} ms{added['p95']:>6.2f} ms"
+            f"{name:<12}{way['first_token_ms']:>10.2f} ms{added['median']:>12.2f} ms{added['p95']:>9.2f} ms"
             f"{way['tokens_per_second']:>9.1f}{way['throughput_ratio']:>8.3f}{way['engine_decode_ratio']:>13.3f}"
         )
     h = figures["handover"]
