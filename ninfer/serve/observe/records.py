@@ -13,7 +13,7 @@ from ninfer.frontend import Frontend
 from ninfer.serve.calls import Protocol
 from ninfer.serve.errors import ApiError, anthropic_body, anthropic_status
 from ninfer.serve.observe.summary import Summary, answers, summarize
-from ninfer.serve.observe.text import unquoted
+from ninfer.serve.observe.text import label, unquoted
 from ninfer.serve.observer import Outcome, RequestRecord
 from ninfer.serve.options import ServeOptions
 
@@ -58,7 +58,7 @@ def request(record: RequestRecord, options: ServeOptions, frontend: Frontend | N
     head = {
         "request_id": record.id,
         "protocol": asked.protocol.value,
-        "model": asked.model,
+        "model": label(asked.model),
         "client": asked.client,
         "stream": asked.stream,
         "message_count": len(asked.messages),
@@ -70,7 +70,8 @@ def request(record: RequestRecord, options: ServeOptions, frontend: Frontend | N
         "has_tool_history": any(m.get("role") == "tool" or m.get("tool_calls") for m in asked.messages),
     }
     if frontend is None:
-        return {**head, "requested_reasoning_effort": asked.effort}
+        effort = None if asked.effort is None else label(asked.effort)  # which may be why it is rejected
+        return {**head, "requested_reasoning_effort": effort}
     preserve = options.preserve_thinking if asked.preserve_thinking is None else asked.preserve_thinking
     preset = frontend.preset(thinking=bool(record.thinking))
     chosen = {name: getattr(resolved, name, None) for name in SAMPLING}

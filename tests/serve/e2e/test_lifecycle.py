@@ -167,6 +167,25 @@ def test_a_full_queue(busy: ServerProcess) -> None:
     assert client.chat.completions.create(**chat(prompts.SUM)).choices[0].message.content == "85"
 
 
+def test_logs_know_requests_but_no_text(busy: ServerProcess) -> None:
+    asked = chat(prompts.ORDER, tools=prompts.chat_tools(prompts.ORDER_TOOLS))
+    client = busy.openai(default_headers={"X-Ninfer-Client": "tests/e2e"})
+    assert client.chat.completions.create(**asked).choices[0].message.tool_calls
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(**{**asked, "reasoning_effort": "loud" * 1000})
+    done = wait_for(lambda: busy.records()[-1])
+    assert done["schema_version"] == 27
+    assert done["request"]["client"] == "tests/e2e"
+    assert done["result"]["tool_call_count"] == 1
+    starts = {record["request"]["request_id"] for record in busy.records("request_start")}
+    ends = [record["request"]["request_id"] for record in busy.records() + busy.records("request_error")]
+    assert sorted(starts) == sorted(ends)
+    for text in (busy.output(), busy.log_of_requests()):
+        assert text
+        for words in ("guitar", "buy_item", "qwen3.8-27b", "JSONL records", "47 + 38", "sk-loopback", "loud" * 100):
+            assert words not in text
+
+
 def test_the_end_lets_answers_end(busy: ServerProcess) -> None:
     """Last of those with this server: it is told to stop while a stream runs, which goes on to its end."""
     stream = iter(busy.openai().chat.completions.create(**chat(prompts.RECORDS, stream=True)))
