@@ -97,16 +97,23 @@ class Server:
 
 @dataclass(frozen=True)
 class Process:
-    """File descriptors, threads, and resident bytes that belong to nobody else."""
+    """File descriptors, threads; bytes that are resident and nobody else's, all that are resident, and the
+    most that ever were (since `peak_reset`)."""
 
     descriptors: int
     threads: int
     resident: int
+    resident_all: int
+    peak: int
 
 
 def seen(pid: int) -> Process:
     status = Path(f"/proc/{pid}/status").read_text()
-    number = {
-        name: int(value) for name, value in re.findall(r"^(Threads|RssAnon):\s+(\d+)", status, re.MULTILINE)
-    }
-    return Process(len(os.listdir(f"/proc/{pid}/fd")), number["Threads"], number["RssAnon"] << 10)
+    found = dict(re.findall(r"^(\w+):\s+(\d+)", status, re.MULTILINE))
+    sizes = [int(found[name]) << 10 for name in ("RssAnon", "VmRSS", "VmHWM")]
+    return Process(len(os.listdir(f"/proc/{pid}/fd")), int(found["Threads"]), *sizes)
+
+
+def peak_reset(pid: int) -> None:
+    """Measure the peak from now on."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
