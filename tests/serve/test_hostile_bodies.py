@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 
 MIB = 1 << 20
 LIMIT = 8
+CONTEXT = 512
 USER = [{"role": "user", "content": "Hi."}]
 TOOL = {"type": "object", "properties": {"path": {"type": "string"}}}
 BODIES: dict[str, dict[str, Any]] = {
@@ -90,7 +91,8 @@ BROKEN = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder: Path = tmp_path_factory.mktemp("hostile")
-    with Server(folder, "--max-request-mib", str(LIMIT), "--max-context", "2048", "--seed", "1") as server:
+    options = ("--max-context", str(CONTEXT), "--kv-capacity", "8192", "--default-max-tokens", "4")
+    with Server(folder, "--max-request-mib", str(LIMIT), *options) as server:
         yield server
         assert not server.complaints(), server.complaints()
 
@@ -217,7 +219,7 @@ def test_a_text_of_millions_of_characters(path: str, http: httpx.Client) -> None
     body = json.dumps(BODIES[path]).replace("Hi.", text).replace("[1, 2]", "[" + "1," * 2_000_000 + "1]")
     message = check_error(path, http.post(path, content=body.encode()), 400) if path != "/tokenize" else ""
     if "tokens" not in path and "token" not in path:
-        assert "2048" in message
+        assert str(CONTEXT) in message
     alive(http)
 
 

@@ -125,7 +125,7 @@ def soak(server: Server, seconds: float, growth: dict[str, int]) -> str:
 
 
 def test_clients_come_and_go(server: Server) -> None:
-    soak(server, 12, {"server": 24 << 20, "engine": 24 << 20})
+    soak(server, 10, {"server": 24 << 20, "engine": 24 << 20})
 
 
 @pytest.mark.soak
