@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from ninfer.api.options import GenerationOptions
+from ninfer.errors import ContextLengthError, UnavailableError
 from ninfer.frontend import Frontend, Prompt, SamplingPreset
 from ninfer.serve import resolve
 from ninfer.serve.answer import Answer
@@ -198,17 +199,32 @@ class Service:
         template = resolve.template_options(request, self.options)
         listed = [tool.declared() for tool in request.tools if tool.listed]
         messages = fold_system(request.messages) if self._folds_system else request.messages
-        prompt = self.frontend.render(
-            messages,
-            tools=listed or None,
-            thinking=template.thinking,
-            reasoning_effort=template.effort,
-            preserve_thinking=template.preserve_thinking,
-            continue_final_message=request.continue_final,
-            template_kwargs=template.kwargs,
-        )
+        context = self._context()
+        if context is not None:
+            resolve.check_context(request.protocol, len(messages), context)  # each is a token at least
+        try:
+            prompt = self.frontend.render(
+                messages,
+                tools=listed or None,
+                thinking=template.thinking,
+                reasoning_effort=template.effort,
+                preserve_thinking=template.preserve_thinking,
+                continue_final_message=request.continue_final,
+                template_kwargs=template.kwargs,
+                most_tokens=context,
+            )
+        except ContextLengthError as error:
+            resolve.check_context(request.protocol, error.tokens, context or 0)
+            raise
         # What may be called decides whether calls are looked for, not what the prompt lists.
         return replace(prompt, declares_tools=bool(callable_tools(request)))
+
+    def _context(self) -> int | None:
+        """The longest prompt, in tokens; None before the engine has been loaded for the first time."""
+        try:
+            return self.link.info.max_context
+        except UnavailableError:
+            return None
 
     def _prepared(self, record: RequestRecord) -> Prepared:
         request, flags = record.request, self.options.sampling

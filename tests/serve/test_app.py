@@ -9,6 +9,7 @@ import anthropic.types
 import httpx
 import pytest
 
+from ninfer.serve import tokenize
 from ninfer.serve.app import create_app
 from ninfer.serve.jobs import LinkState
 from tests.serve.fakes import MODEL, Call, FakeLink, Recorder, make_server
@@ -234,6 +235,17 @@ async def test_large_bodies_within_the_limit_are_served() -> None:
         assert answer.status_code == 200
 
 
+async def test_a_body_of_too_many_parts_is_not_parsed() -> None:
+    async with client() as http:
+        for filler, status in ((b"{},", 413), (b"[],", 413), (b"77,", 200)):
+            body = b'{"model":"%b","messages":[{"role":"user","content":"a"}],"x":[' % MODEL.encode()
+            answer = await http.post(CHAT, content=body + filler * 500_000 + b"1]}")
+            assert answer.status_code == status
+        answer = await http.post("/v1/messages", content=b"[" * 500_001)
+        assert answer.json()["error"]["type"] == "request_too_large"
+        assert (await http.post("/v1/messages", content=b"[" * 500_000)).status_code == 400
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip", "nonsense"])
 async def test_encoded_bodies_are_refused(encoding: str) -> None:
     async with client() as http:
@@ -336,6 +348,17 @@ async def test_bad_tokenize_requests(path: str, body: Any, param: str) -> None:
         answer = await http.post(path, json=body)
         assert answer.status_code == (404 if param == "model" else 400)
         assert answer.json()["error"]["param"] == param
+
+
+async def test_tokenize_takes_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenize, "_MOST_CHARACTERS", 10)
+    monkeypatch.setattr(tokenize, "_MOST_TOKENS", 10)
+    async with client() as http:
+        for count, status in ((10, 200), (11, 400)):
+            texts = await http.post("/tokenize", json={"content": "a" * count})
+            tokens = await http.post("/detokenize", json={"tokens": [1] * count})
+            assert (texts.status_code, tokens.status_code) == (status, status)
+            assert status == 200 or "at most 10" in texts.text + tokens.text
 
 
 async def test_a_busy_server_is_still_healthy() -> None:
