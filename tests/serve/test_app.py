@@ -8,8 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
+from ninfer.serve.address import bind
 from ninfer.serve.app import create_app
 from ninfer.serve.jobs import LinkState
+from ninfer.serve.run import _config, _Http
 from tests.serve.fakes import MODEL, Call, FakeLink, Recorder, make_server
 
 pytestmark = pytest.mark.anyio
@@ -212,7 +214,7 @@ async def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
     assert await call.start() == 413
     assert call.taken == 0
     assert b'"request_too_large"' in await call.rest()
-    assert call.headers["connection"] == "close"
+    assert "connection" not in call.headers  # or who is still writing would not get to read it
 
 
 async def test_a_body_that_turns_out_too_large_is_read_no_further() -> None:
@@ -222,6 +224,22 @@ async def test_a_body_that_turns_out_too_large_is_read_no_further() -> None:
     assert call.taken == 101
     lying = Call(app, "POST", CHAT, pieces=[b"x" * 1000] * 200, headers={"content-length": "5"})
     assert await lying.start() == 413
+
+
+async def test_a_client_that_reads_only_when_it_has_written_learns_that_it_was_too_much() -> None:
+    app = create_app(make_server(max_request_bytes=100_000))
+    listener = bind("127.0.0.1", 0)
+    http = _Http(_config(app), lambda: None)
+    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    size = 30 << 20
+    writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode() + bytes(size))
+    async with asyncio.timeout(20):
+        await writer.drain()
+        assert b" 413 " in await reader.readline()
+    writer.close()
+    http.should_exit = True
+    await serving
 
 
 async def test_large_bodies_within_the_limit_are_served() -> None:
