@@ -35,7 +35,7 @@ def router(server: Server) -> APIRouter:
     async def models(request: Request) -> Response:
         names = [server.model_id, *sorted(server.names - {server.model_id})]
         if is_anthropic(request.scope):
-            data = [_anthropic(name, created) for name in names]
+            data = [_anthropic(server, name, created) for name in names]
             page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
             return json_response({"data": data, **page})
         return json_response({"object": "list", "data": [_openai(server, n, created) for n in names]})
@@ -44,7 +44,7 @@ def router(server: Server) -> APIRouter:
         name = request.path_params["model_id"]
         known_model(name, server)
         if is_anthropic(request.scope):
-            return json_response(_anthropic(name, created))
+            return json_response(_anthropic(server, name, created))
         return json_response(_openai(server, name, created))
 
     described = operation("Can requests be served?", ok=_HEALTH, errors=())
@@ -69,6 +69,10 @@ def _openai(server: Server, name: str, created: int) -> dict[str, Any]:
     return model
 
 
-def _anthropic(name: str, created: int) -> dict[str, Any]:
+def _anthropic(server: Server, name: str, created: int) -> dict[str, Any]:
     at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"type": "model", "id": name, "display_name": name, "created_at": at}
+    model = {"type": "model", "id": name, "display_name": name, "created_at": at, "lifecycle": "active"}
+    if server.link.state is not LinkState.STARTING:
+        context = server.link.info.max_context
+        model |= {"max_input_tokens": context, "max_tokens": context}
+    return model

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anthropic.types
 import httpx
 import pytest
 
@@ -81,6 +82,8 @@ async def test_models_in_anthropic_s_form() -> None:
         one = (await http.get("/v1/models/claude-x")).json()
         assert (one["type"], one["display_name"]) == ("model", "claude-x")
         assert one["created_at"].endswith("Z")
+        anthropic.types.ModelInfo.model_validate(one)
+        assert one["max_input_tokens"] == one["max_tokens"] > 0
         missing = await http.get("/v1/models/claude-y")
         assert missing.status_code == 404
         assert missing.json()["error"]["type"] == "not_found_error"

@@ -333,5 +333,5 @@ def test_the_typed_errors(client: openai.OpenAI, nano: ServerProcess) -> None:
         )
     assert schema.value.param == "response_format"
     with pytest.raises(openai.BadRequestError) as long:
-        client.chat.completions.create(messages=user(prompts.long_text(nano, 17_000)), **SURE)
+        client.chat.completions.create(messages=user(prompts.long_text(nano, 9_000)), **SURE)
     assert long.value.code == "context_length_exceeded"

@@ -254,7 +254,7 @@ def test_the_typed_errors(client: anthropic.Anthropic, nano: ServerProcess) -> N
     assert wrong.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
     assert "temperature" in wrong.value.message
     assert wrong.value.request_id
-    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 16384 maximum"):
-        client.messages.create(messages=[user(prompts.long_text(nano, 17_000))], **SURE)
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 8192 maximum"):
+        client.messages.create(messages=[user(prompts.long_text(nano, 9_000))], **SURE)
     with pytest.raises(anthropic.NotFoundError):
         client.post("/v1/messages/batches", cast_to=object, body={})
