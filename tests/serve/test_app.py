@@ -47,6 +47,18 @@ async def test_health(state: LinkState, status: int) -> None:
         assert (await http.head("/health")).status_code == status
 
 
+async def test_an_engine_that_comes_back_is_no_illness() -> None:
+    """A supervisor would end the server in the middle of the loading that a request has asked for."""
+    link = FakeLink(state=LinkState.UNLOADED, reload_seconds=0.2)
+    async with client(link) as http:
+        asking = asyncio.create_task(http.post(CHAT, json=QUESTION))
+        while link.state is not LinkState.STARTING:
+            await asyncio.sleep(0.01)
+        assert (await http.get("/health")).status_code == 200
+        assert (await http.get("/v1/models")).json()["data"][0]["max_model_len"] == 4096
+        assert (await asking).status_code == 200
+
+
 async def test_a_draining_server_is_unavailable() -> None:
     server = make_server()
     server.service.draining = True
