@@ -72,8 +72,8 @@ class Service:
         return self._taken
 
     def check(self) -> None:
-        """Raises `ApiError` 503 if no request can be served. That an unloaded engine has to be loaded again is
-        no reason."""
+        """Raises `ApiError` 503 if no request can be served. That an unloaded engine has to be loaded again
+        is no reason."""
         state = self.link.state
         if self.draining or state is LinkState.STOPPED:
             raise unavailable("The server is shutting down.")
