@@ -172,6 +172,11 @@ async def test_cors_only_if_asked() -> None:
         for answer in (preflight, await http.get("/v1/models"), await http.get("/health")):
             assert answer.headers["access-control-allow-origin"] == "*"
         assert "X-Ninfer-Client" in preflight.headers["access-control-allow-headers"]
+        wanted = {"Access-Control-Request-Headers": "authorization,x-stainless-os"}
+        allowed = (await http.options(CHAT, headers=wanted)).headers["access-control-allow-headers"]
+        assert {"authorization", "x-stainless-os", "x-api-key"} <= set(
+            allowed.lower().replace(" ", "").split(",")
+        )
 
 
 # Routes that aren't there
