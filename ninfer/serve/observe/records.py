@@ -81,7 +81,7 @@ def request(record: RequestRecord, options: ServeOptions, frontend: Frontend | N
         "thinking_budget": None if resolved is None else resolved.thinking_budget,
         "requested_reasoning_effort": effort,
         "preserve_thinking": options.preserve_thinking if preserve is None else preserve,
-        "preserve_thinking_semantic_change": record.preserve_semantic_change,
+        "preserve_thinking_semantic_change": False,
         "sampling": {
             **{n: getattr(preset, n) if value is None else value for n, value in chosen.items()},
             "seed": 0 if resolved is None else resolved.seed,
