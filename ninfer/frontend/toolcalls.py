@@ -450,7 +450,9 @@ def _json_call(text: str) -> tuple[str, str] | None:
         arguments = call.get("arguments", {})
         if not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
             return None
-        return call["name"], json.dumps(arguments, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        again = json.dumps(arguments, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        # Half a surrogate pair, which no encoding holds, becomes the escape that it was.
+        return call["name"], again.encode("utf-8", "backslashreplace").decode()
     except (ValueError, RecursionError):
         return None
 

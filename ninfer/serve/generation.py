@@ -72,6 +72,18 @@ class Service:
         """Lifetimes taken."""
         return self._taken
 
+    def check(self) -> None:
+        """Raises `ApiError` 503 if no request can be served. That an unloaded engine has to be loaded again
+        is no reason."""
+        state = self.link.state
+        if self.draining or state is LinkState.STOPPED:
+            raise unavailable("The server is shutting down.")
+        if state is LinkState.FAILED:
+            raise unavailable("The engine has failed; restart the server.")
+        if state is LinkState.STARTING and not self._was_ready:
+            raise unavailable("The model is being loaded; try again later.", retry_after=2)
+        self._was_ready = True
+
     async def idle(self) -> None:
         """Wait until no answer lives."""
         await self._idle.wait()
@@ -101,7 +113,7 @@ class Service:
         )
         taken = 0
         try:
-            self._check_state()
+            self.check()
             taken = self._take(request.n)
             prepared = await self._in_time(partial(self._prepared, record), self._remaining(arrival))
             record.prepare_seconds = perf_counter() - arrival
@@ -173,16 +185,6 @@ class Service:
         self._taken += count
         self._idle.clear()
         return count
-
-    def _check_state(self) -> None:
-        state = self.link.state
-        if self.draining or state is LinkState.STOPPED:
-            raise unavailable("The server is shutting down.")
-        if state is LinkState.FAILED:
-            raise unavailable("The engine has failed; restart the server.")
-        if state is LinkState.STARTING and not self._was_ready:
-            raise unavailable("The model is being loaded; try again later.", retry_after=2)
-        self._was_ready = True
 
     def _remaining(self, arrival: float) -> float | None:
         limit = self.options.engine.pending_timeout

@@ -110,7 +110,6 @@ def _too_large(limit: int) -> ApiError:
         f"The request body is larger than {limit >> 20} MiB; send less or start the server with a larger "
         f"--max-request-mib.",
         code="request_too_large",
-        headers={"Connection": "close"},  # the rest of the body is not read
     )
 
 

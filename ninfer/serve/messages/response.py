@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import orjson
+
 from ninfer.events import FinishReason
 from ninfer.serve.calls import (
     AnswerEvent,
@@ -210,6 +212,8 @@ def _add(block: Event, delta: Event, pieces: list[str]) -> None:
 def _parsed(text: str) -> Any:
     """The input of a call; empty if the answer was cut inside it."""
     try:
-        return json.loads(text)
+        json.loads(text)
     except (ValueError, RecursionError):
         return {}
+    # As it is: a number may be too large for the encoder, an escape half a surrogate pair.
+    return orjson.Fragment(text)

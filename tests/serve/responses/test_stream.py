@@ -20,8 +20,8 @@ from ninfer.serve.calls import (
     Text,
     TokenLogprob,
 )
+from ninfer.serve.custom import InputText
 from ninfer.serve.errors import ApiError
-from ninfer.serve.responses.custom import InputText
 from ninfer.serve.responses.items import unsealed
 from ninfer.serve.responses.request import read_create
 from ninfer.serve.responses.response import begun
