@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import orjson
+
 from ninfer.events import FinishReason
 from ninfer.serve.calls import (
     AnswerEvent,
@@ -208,8 +210,16 @@ def _add(block: Event, delta: Event, pieces: list[str]) -> None:
 
 
 def _parsed(text: str) -> Any:
-    """The input of a call; empty if the answer was cut inside it."""
+    """The input of a call; empty if the answer was cut inside it. Numbers too large and values too deep for
+    the JSON writer are written as the model did."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        value = json.loads(text)
+    except RecursionError:
+        return orjson.Fragment(text)
+    except ValueError:
         return {}
+    try:
+        orjson.dumps([[[[value]]]])  # as deep as it will stand in the body
+    except orjson.JSONEncodeError:
+        return orjson.Fragment(text)
+    return value
