@@ -83,8 +83,8 @@ class MessageEvents:
                 block = {"type": "tool_use", "id": new_id("toolu"), "name": name, "input": {}}
                 yield from self._begin(block)
                 self._input_sent = False
-            case CallArguments(json=piece, cut=False) if piece:
-                self._input_sent = True
+            case CallArguments(json=piece, cut=False):
+                self._input_sent |= piece != ""
                 yield self._delta("input_json_delta", partial_json=piece)
             case CallEnded(arguments=arguments, cut=cut):
                 # The input of a call that was cut stays broken, so that no client executes half of it.

@@ -176,8 +176,9 @@ class ResponseStream:
         yield self._event("response.output_item.added", output_index=call.index, item=item)
 
     def _argue(self, call: _OpenCall, piece: str) -> Iterator[Json]:
-        call.pieces.append(piece)
-        if call.tool.kind == "function" and piece:
+        if piece:
+            call.pieces.append(piece)
+        if call.tool.kind == "function":
             yield self._delta(call, "response.function_call_arguments", piece)
         elif call.tool.kind == "custom" and (delta := call.input.feed(piece)):
             yield self._delta(call, "response.custom_tool_call_input", delta)

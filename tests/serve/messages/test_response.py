@@ -159,6 +159,14 @@ def test_omitted_thinking_is_in_the_signature():
     assert block == {"type": "thinking", "thinking": "", "signature": sealed("0 10 20 30 40 50 60 70 80 90 ")}
 
 
+def test_a_call_that_takes_long_shows_that_it_goes_on():
+    call = (CallBegan(0, "f"), CallArguments(0, ""), CallArguments(0, ""), CallEnded(0, "f", "{}"))
+    made, whole = stream(Begun(1, 0), *call, finished(calls=1))
+    pieces = [event["delta"]["partial_json"] for event in made if event["type"] == "content_block_delta"]
+    assert pieces == ["", "", "{}"]
+    assert whole["content"][0]["input"] == {}
+
+
 def test_an_empty_answer():
     made, whole = stream(Begun(5, 0), Text("content", ""), finished())
     assert kinds(made) == ["message_start", "message_delta", "message_stop"]

@@ -114,6 +114,11 @@ def test_function_calls_come_piece_by_piece() -> None:
     assert [(f["name"], f.get("namespace")) for f in finals] == [("weather", None), ("weather", "crm")]
 
 
+def test_a_call_that_takes_long_shows_that_it_goes_on() -> None:
+    events = play([CallBegan(0, "weather"), CallArguments(0, ""), CallEnded(0, "weather", "{}"), done()])
+    assert [event["delta"] for event in events if event["type"].endswith("arguments.delta")] == ["", "{}"]
+
+
 def test_a_custom_tool_gets_its_input_as_text() -> None:
     patch = '*** Begin\n"quoted" \\ tab\t é \U0001f600'
     encoded = json.dumps({"input": patch})
