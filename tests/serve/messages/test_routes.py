@@ -253,6 +253,19 @@ async def test_an_error_in_the_stream_ends_it(at):
     assert len(events) == (2 if at == 0 else 4)
 
 
+async def test_a_broken_renderer_still_ends_the_stream(monkeypatch):
+    def fail(*_):
+        raise KeyError("x")
+
+    monkeypatch.setattr("ninfer.serve.messages.response.MessageEvents.of", fail)
+    seen = Recorder()
+    async with client(FakeLink(says("Hello")), seen) as http:
+        answer = await http.post("/v1/messages", json=body("hi", stream=True))
+    *_, (name, last) = events_of(answer.content)
+    assert (name, last["error"]) == ("error", {"type": "api_error", "message": "Internal error."})
+    assert "response_failed" in [name for name, _ in seen.told]
+
+
 async def test_an_error_of_a_whole_answer_is_a_status():
     answer = await ask(FakeLink(says("Hel", UnavailableError("The engine has failed."))), body("hi"))
     assert answer.status_code == 503
