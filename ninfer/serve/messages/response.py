@@ -213,10 +213,14 @@ def _parsed(text: str) -> Any:
     """The input of a call; empty if the answer was cut inside it. Numbers too large and values too deep for
     the JSON writer are written as the model did."""
     try:
-        json.loads(text)
+        value = json.loads(text)
     except RecursionError:
-        pass
+        return orjson.Fragment(text)
     except ValueError:
         return {}
-    # As it is: a number may be too large for the encoder, a value too deep.
-    return orjson.Fragment(text)
+    try:
+        json.dumps(value, allow_nan=False)  # where numbers are too large for a float
+        orjson.dumps([[[[value]]]])  # as deep as it will stand in the body
+    except (ValueError, RecursionError, orjson.JSONEncodeError):
+        return orjson.Fragment(text)
+    return value

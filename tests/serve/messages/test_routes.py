@@ -150,8 +150,8 @@ async def test_a_tool_call_streams_its_input():
 
 @pytest.mark.parametrize(
     "value",
-    ['{"a":"\\ud800"}', "1" * 40, "1e999", "[" * 300 + "]" * 300],
-    ids=["surrogate", "long", "large", "deep"],
+    ["1" * 40, "1e999", "[" * 300 + "]" * 300],
+    ids=["long", "large", "deep"],
 )
 async def test_input_that_no_encoder_takes_is_sent_as_it_was_written(value: str):
     tools = [tool("Any", input_schema={"type": "object", "properties": {"x": {}}})]
