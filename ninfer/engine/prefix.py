@@ -68,7 +68,7 @@ class PrefixCache:
         self.captured = 0
         """Snapshots taken."""
         self.refused = 0
-        """Snapshots that weren't taken: all slots were in use, or another lane had the blocks before them."""
+        """Snapshots that weren't taken: all slots were in use."""
         pages.reclaim = self._reclaim
         pages.released = self._shelf.touch
 
@@ -163,7 +163,7 @@ class PrefixCache:
     def publish(
         self,
         tokens: Sequence[int],
-        pages: Sequence[int],
+        pages: list[int],
         frontier: int,
         *,
         slot: int | None,
@@ -174,29 +174,30 @@ class PrefixCache:
         """Take in the first `frontier` tokens, and the state in `slot`. True if the slot is the cache's now.
 
         pages[b] has the KV of tokens 64b … 64b+63 as far as they are committed; the caller still has them
-        locked. active: the lane goes on using them (it may write only columns past the frontier). Then
-        nothing is inserted beneath a block that the cache has in another page; publish again at the end.
+        locked. active: the lane goes on using them (it may write only columns past the frontier). Where the
+        cache has a full block in another page, the lane then changes over to that page, in `pages`, and gives
+        its own up: so no block in use stands beneath an unused one, and nothing is kept twice.
         An active lane reads the slot that it gave away once more, in its next unit: the snapshot is pinned
         until it calls `unpin(slot)`.
         """
         packed = pack(tokens[:frontier])
         full = frontier // BLOCK
-        node, own = self._root, True
+        node = self._root
         for block in range(full):
             key = cut(packed, BLOCK * block, BLOCK * (block + 1))
             child = node.child(key)
             if child is None:
-                if active and not own:
-                    return False
                 child = self._insert(node, key, pages[block])
+            elif active and child.page != pages[block]:
+                self._pages.unlock(pages[block])
+                self._pages.lock(child.page)
+                pages[block] = child.page
             elif self._pages.users(child.page) == 0:
                 self._shelf.touch(child.page)
-            own = own and child.page == pages[block]
             node = child
         tail = cut(packed, BLOCK * full, frontier)
-        may_add = own or not active
         if not self._recurrent:
-            if tail and may_add and not node.covered(tail):
+            if tail and not node.covered(tail):
                 self._insert(node, tail, pages[full])
             return False
         if slot is None or frontier == 0:
@@ -205,7 +206,7 @@ class PrefixCache:
         if place is not None and place.snapshot is not None:
             self._refresh(place.snapshot, kind, lineage)
             return False
-        if not may_add or not self._make_room(kind, lineage):
+        if not self._make_room(kind, lineage):
             self.refused += 1
             return False
         if place is None:

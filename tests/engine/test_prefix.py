@@ -186,19 +186,50 @@ def test_a_lock_that_cannot_be_had_changes_nothing() -> None:
         bench.cache.lock(match)
 
 
-def test_a_writing_lane_inserts_nothing_beneath_pages_of_others() -> None:
+def test_a_writing_lane_changes_over_to_the_pages_that_the_cache_has() -> None:
+    """Two conversations that begin alike, the second without a state to resume from: both leave snapshots."""
     bench = Bench()
     first, second = bench.take(3), bench.take(3)
+    own = second[:]
     slot = bench.publish(run(64), first, active=True)
     assert slot is not None
-    assert bench.publish(run(130), second, active=True) is None
-    assert bench.frontiers(run(200)) == [64]
+    free = bench.pages.free
+    later = bench.publish(run(130), second, active=True)
+    assert later is not None
+    assert second == [first[0], *own[1:]]
+    assert bench.pages.users(first[0]) == 2
+    assert bench.pages.free == free + 1
+    assert bench.frontiers(run(200)) == [130, 64]
+    bench.cache.check()
     bench.cache.unpin(slot)
     bench.leave(first)
-    assert bench.publish(run(130), second, active=True) is None
-    assert bench.publish(run(130), second, active=False) is not None
+    assert bench.pages.users(first[0]) == 1  # so nothing in use stands beneath an unused block
+    bench.cache.check()
+    bench.cache.unpin(later)
     bench.leave(second)
-    assert bench.frontiers(run(200)) == [130, 64]
+    bench.cache.check()
+    bench.pages.check()
+
+
+def test_changing_over_needs_no_page_that_is_promised_to_others() -> None:
+    bench = Bench()
+    first, second = bench.take(2), bench.take(2)
+    bench.publish(run(128), first)
+    bench.leave(first)
+    bench.pages.reserve(bench.pages.available)
+    assert bench.publish(run(128), second, active=True) is None  # the state is there already
+    assert second == first
+    bench.cache.check()
+    bench.pages.check()
+
+
+def test_a_lane_that_leaves_keeps_its_own_pages() -> None:
+    bench = Bench()
+    first, second = bench.take(3), bench.take(3)
+    own = second[:]
+    bench.publish(run(64), first)
+    assert bench.publish(run(130), second, active=False) is not None
+    assert second == own
     assert [node.page for node in bench.cache.matches(run(200))[0].nodes] == [first[0], second[1]]
 
 

@@ -81,10 +81,11 @@ def test_an_edited_last_message_branches_at_its_beginning(build: Build, recurren
 
 @pytest.mark.parametrize("anchors", [0, 1, 2])
 def test_as_many_last_messages_branch_exactly_as_were_asked_for(build: Build, anchors: int) -> None:
-    ask = Asker(build(context=1024, policy=Policy(turn_anchors=anchors)), True)
-    ask(TEXT[:300], 10, Marks(boundaries=(0, 70, 140, 210, 297), opener=297))
     starts = [210, 140, 70]
     for index, start in enumerate(starts):
+        # What branches off leaves snapshots of its own, so each has its engine.
+        ask = Asker(build(context=1024, policy=Policy(turn_anchors=anchors)), True)
+        ask(TEXT[:300], 10, Marks(boundaries=(0, 70, 140, 210, 297), opener=297))
         _, reused = ask([*TEXT[:start], 90 + index, 91], 3)
         assert reused == (start if index < anchors else 0)
 

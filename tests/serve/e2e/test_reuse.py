@@ -152,11 +152,6 @@ def test_what_comes_again_is_not_computed_again(
     check_reuse(http, *bodies)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="engine: a request whose first blocks are in the cache already, in other pages, leaves no "
-    "snapshot before its end (PrefixCache.publish refuses while it is active)",
-)
 def test_what_two_conversations_share_keeps_neither_from_being_reused(http: httpx.Client) -> None:
     """The same tools before other texts of the system, as in two sessions of one agent."""
     first, second = recording("claude-code", "bash 1"), recording("claude-code", "bash 2")
