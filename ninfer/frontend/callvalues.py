@@ -161,9 +161,13 @@ def encoded(text: str) -> str:
 
 
 def _parsed(text: str) -> Any:
-    """The value of a JSON text, or `_OMITTED` if it is none."""
+    """The value of a JSON text, or `_OMITTED` if it is none, or spells a half of a surrogate pair: clients
+    could not send that back."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=_refuse)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except (ValueError, RecursionError):
         return _OMITTED
 

@@ -66,7 +66,6 @@ _ANY_MARKER = re.compile("|".join(_MARKERS))
 _SOME_SPACE = rf"[{SPACE}]{{0,64}}"
 _CLOSERS = re.compile(f"(?:{FUNCTION_CLOSE}{_SOME_SPACE})?(?:{CLOSE}{_SOME_SPACE})?")
 _CLOSED_AT_END = re.compile(rf"(?:{FUNCTION_CLOSE}|{CLOSE})[{SPACE}]*\Z")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _JSON_STRUCTURE = re.compile(r'\\.|["{}\[\]]', re.DOTALL)
 
 
@@ -450,9 +449,9 @@ def _json_call(text: str) -> tuple[str, str] | None:
         arguments = call.get("arguments", {})
         if not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
             return None
-        again = json.dumps(arguments, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        # Half a surrogate pair, which no encoding holds, becomes the escape that it was.
-        return call["name"], again.encode("utf-8", "backslashreplace").decode()
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        written.encode()  # fails at halves of surrogate pairs
+        return call["name"], written
     except (ValueError, RecursionError):
         return None
 

@@ -25,6 +25,7 @@ from ninfer.serve.calls import (
     AnswerEvent,
     Begun,
     CallArguments,
+    CallBegan,
     CallEnded,
     Finished,
     Progress,
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
     from ninfer.serve.generation import Service
 
 
+# Some clients give a stream up after five minutes without an event; comments don't count.
+_QUIET_SECONDS = 30.0
+
+
 class Choice:
     """One of the answers: engine events in, answer events out."""
 
@@ -55,6 +60,8 @@ class Choice:
         self._prefill = 0.0
         self._logprobs: tuple[TokenLogprob, ...] = ()
         self._calls = 0
+        self._call: int | None = None  # the open one
+        self._told = perf_counter()
 
     @property
     def report(self) -> CallReport:
@@ -89,10 +96,18 @@ class Choice:
         self._logprobs = logprobs
         for item in self._parser.feed(event.channel, event.text):
             events.append(self._parsed(item, timings))
+        now = perf_counter()
+        if not events and self._call is not None and now - self._told >= _QUIET_SECONDS:
+            events.append(CallArguments(self._call, ""))  # a long argument is being written
+        if events:
+            self._told = now
         return events
 
     def _parsed(self, item: AnswerEvent, timings: Timings | None) -> AnswerEvent:
+        if isinstance(item, CallBegan):
+            self._call = item.index
         if isinstance(item, CallEnded):
+            self._call = None
             self._calls += 1
         if not isinstance(item, Text):
             return item

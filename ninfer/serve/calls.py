@@ -173,7 +173,8 @@ class CallBegan:
 
 @dataclass(frozen=True)
 class CallArguments:
-    """The next piece of the call's arguments: joined, the pieces are one JSON object.
+    """The next piece of the call's arguments: joined, the pieces are one JSON object. An empty piece only
+    says that the call goes on: a value that doesn't stream takes long.
 
     `cut`: the piece only completes what the output limit cut off, see `CallEnded`."""
 

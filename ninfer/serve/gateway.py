@@ -49,6 +49,8 @@ def error_response(request: Request, error: ApiError) -> Response:
     if is_anthropic(request.scope):
         body = anthropic_body(error, request.scope["state"]["request_id"])
         return json_response(body, anthropic_status(error), error.headers)
+    if error.type == "internal_error" and under(request.scope, "/v1/responses"):
+        error.type = "server_error"
     return json_response(openai_body(error), error.status, error.headers)
 
 

@@ -291,13 +291,28 @@ def test_a_call_begins_with_its_name_and_text_streams() -> None:
 
 def test_json_stays_as_it_was_written_and_empty_parameters_are_left_out() -> None:
     text = call(
-        ("deep", '{"b": 1e400,\n "a": [1.0, "\\ud800"]}'), ("sure", "TRUE"), ("count", ""), ("any", " a ")
+        ("deep", '{"b": 1e400,\n "a": [1.0, "\\u00e9"]}'), ("sure", "TRUE"), ("count", ""), ("any", " a ")
     )
     parser = CallParser(TOOLS)
     *_, last = parser.feed(Channel.TOOL, text)
     assert isinstance(last, CallEnded)
-    assert last.arguments_json == '{"deep":{"b": 1e400,\n "a": [1.0, "\\ud800"]},"sure":true,"any":"a"}'
+    assert last.arguments_json == '{"deep":{"b": 1e400,\n "a": [1.0, "\\u00e9"]},"sure":true,"any":"a"}'
     assert parser.report.empty_arguments_omitted == 1
+
+
+def test_halves_of_surrogate_pairs_are_no_json_but_text() -> None:
+    half = r'{"a": "\ud800"}'
+    (call,) = read(
+        [f"<tool_call><function=find><parameter=deep>{half}</parameter></function></tool_call>"]
+    ).calls
+    assert call == ("find", {"deep": half})
+    whole = r'{"a": "\ud83d\ude00"}'
+    (call,) = read(
+        [f"<tool_call><function=find><parameter=any>{whole}</parameter></function></tool_call>"]
+    ).calls
+    assert call == ("find", {"any": {"a": "\U0001f600"}})
+    written = f'<tool_call>{{"name": "find", "arguments": {half}}}</tool_call>'
+    assert read([written]).content == written
 
 
 def test_mismatches_are_counted() -> None:
@@ -392,8 +407,6 @@ def test_a_call_as_json() -> None:
         assert (result.content, result.calls) == ("", [("find", json.loads(arguments))] * 2)
         assert result.report.fallback == "none"
     assert read(['<tool_call>{"name": "look"}</tool_call>']).calls == [("look", {})]
-    lone = read(['<tool_call>{"name": "find", "arguments": {"text": "\\ud800"}}</tool_call>'])
-    assert lone.calls == [("find", {"text": "\ud800"})]
 
 
 @pytest.mark.parametrize(

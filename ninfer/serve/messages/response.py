@@ -83,8 +83,8 @@ class MessageEvents:
                 block = {"type": "tool_use", "id": new_id("toolu"), "name": name, "input": {}}
                 yield from self._begin(block)
                 self._input_sent = False
-            case CallArguments(json=piece, cut=False) if piece:
-                self._input_sent = True
+            case CallArguments(json=piece, cut=False):
+                self._input_sent |= piece != ""
                 yield self._delta("input_json_delta", partial_json=piece)
             case CallEnded(arguments=arguments, cut=cut):
                 # The input of a call that was cut stays broken, so that no client executes half of it.
@@ -210,10 +210,17 @@ def _add(block: Event, delta: Event, pieces: list[str]) -> None:
 
 
 def _parsed(text: str) -> Any:
-    """The input of a call; empty if the answer was cut inside it."""
+    """The input of a call; empty if the answer was cut inside it. Numbers too large and values too deep for
+    the JSON writer are written as the model did."""
     try:
-        json.loads(text)
-    except (ValueError, RecursionError):
+        value = json.loads(text)
+    except RecursionError:
+        return orjson.Fragment(text)
+    except ValueError:
         return {}
-    # As it is: a number may be too large for the encoder, an escape half a surrogate pair.
-    return orjson.Fragment(text)
+    try:
+        json.dumps(value, allow_nan=False)  # where numbers are too large for a float
+        orjson.dumps([[[[value]]]])  # as deep as it will stand in the body
+    except (ValueError, RecursionError, orjson.JSONEncodeError):
+        return orjson.Fragment(text)
+    return value

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ninfer.serve.errors import anthropic_body, as_api_error
+from ninfer.serve.errors import ApiError, anthropic_body, as_api_error
 from ninfer.serve.generation import Answer
 from ninfer.serve.http import (
     client_label,
@@ -64,6 +64,8 @@ async def _stream(answer: Answer, message: MessageEvents, request: str) -> Async
             for item in message.of(event):
                 yield sse(item["type"], item)
     except Exception as error:
+        if not isinstance(error, ApiError):
+            answer.response_failed("stream", error)
         for item in message.start():
             yield sse(item["type"], item)
         body = anthropic_body(as_api_error(error), request)

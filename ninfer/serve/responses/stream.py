@@ -80,10 +80,14 @@ class ResponseStream:
             case CallBegan(index=index, name=name):
                 yield from self._close_text("completed")
                 yield from self._open_call(index, name)
-            case CallArguments(index=index, json=piece):
+            case CallArguments(index=index, json=piece, cut=False):
                 yield from self._argue(self._calls[index], piece)
+            case CallEnded(index=index, cut=True):
+                yield from self._close_cut_call(self._calls.pop(index))
             case CallEnded(index=index, arguments=arguments):
                 yield from self._close_call(self._calls.pop(index), arguments, "completed")
+            case _:
+                pass
 
     def finish(self, event: Finished) -> Iterator[Json]:
         """Close what is open. Then `response` is final; the terminal event is `terminal`'s."""
@@ -91,8 +95,7 @@ class ResponseStream:
         status = "completed" if whole else "incomplete"
         yield from self._close_text(status)
         for index in list(self._calls):
-            call = self._calls.pop(index)
-            yield from self._close_call(call, "".join(call.pieces), status)
+            yield from self._close_cut_call(self._calls.pop(index))
         if whole and not self._places:
             yield from self._open_text("content")
             yield from self._close_text(status)
@@ -173,11 +176,17 @@ class ResponseStream:
         yield self._event("response.output_item.added", output_index=call.index, item=item)
 
     def _argue(self, call: _OpenCall, piece: str) -> Iterator[Json]:
-        call.pieces.append(piece)
-        if call.tool.kind == "function" and piece:
+        if piece:
+            call.pieces.append(piece)
+        if call.tool.kind == "function":
             yield self._delta(call, "response.function_call_arguments", piece)
         elif call.tool.kind == "custom" and (delta := call.input.feed(piece)):
             yield self._delta(call, "response.custom_tool_call_input", delta)
+
+    def _close_cut_call(self, call: _OpenCall) -> Iterator[Json]:
+        """The answer ended inside the call. Its arguments stay broken, so that no client executes half of
+        it."""
+        yield from self._close_call(call, "".join(call.pieces), "incomplete")
 
     def _close_call(self, call: _OpenCall, arguments: str, status: str) -> Iterator[Json]:
         tool = call.tool
@@ -196,7 +205,7 @@ class ResponseStream:
                 **named,
             )
         elif tool.kind == "custom":
-            if rest := call.input.end(arguments):
+            if status == "completed" and (rest := call.input.end(arguments)):
                 yield self._delta(call, "response.custom_tool_call_input", rest)
             value = call.input.text
             yield self._event(

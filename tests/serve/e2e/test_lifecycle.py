@@ -63,6 +63,26 @@ def occupied(server: ServerProcess) -> Iterator[Any]:
         stream.close()
 
 
+def finished(server: ServerProcess) -> int:
+    """How many requests have a result, when the log tells the end of all that it tells the start of."""
+
+    def settled() -> bool:
+        ends = len(server.records()) + len(server.records("request_error"))
+        return len(server.records("request_start")) == ends
+
+    wait_for(settled)
+    return len(server.records())
+
+
+def results_after(server: ServerProcess, before: int, count: int) -> list[dict[str, Any]]:
+    """The results of the next `count` requests that the log tells of behind `before`; it is written by and
+    by."""
+    wait_for(lambda: len(server.records()) >= before + count)
+    done = server.records()[before:]
+    assert len(done) == count
+    return [record["result"] for record in done]
+
+
 def events_of(answer: httpx.Response) -> list[tuple[str | None, Any]]:
     answer.read()
     found = []
@@ -93,6 +113,7 @@ def test_keys(busy: ServerProcess) -> None:
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
 def test_who_leaves_makes_room(busy: ServerProcess, path: str) -> None:
     """The next one is admitted at once, though there is one lane only."""
+    before = finished(busy)
     body = chat(prompts.RECORDS, stream=True, max_tokens=4000)
     if path == "responses":
         body = {"model": "ninfer-nano", "input": prompts.RECORDS, "stream": True}
@@ -105,20 +126,20 @@ def test_who_leaves_makes_room(busy: ServerProcess, path: str) -> None:
             assert (
                 busy.openai().chat.completions.create(**chat(prompts.SUM)).choices[0].message.content == "85"
             )
-    done = wait_for(lambda: busy.records()[-2:])
-    assert [record["result"]["finish_reason"] for record in done] == ["cancelled", "stop_token"]
+    left, stayed = results_after(busy, before, 2)
+    assert (left["finish_reason"], stayed["finish_reason"]) == ("cancelled", "stop_token")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_leaves_during_prefill_makes_room(busy: ServerProcess, stream: bool) -> None:
-    text = prompts.long_text(busy, 7000)
+    text, before = prompts.long_text(busy, 7000), finished(busy)
     with busy.http() as http, pytest.raises(httpx.ReadTimeout), within(SOON):
         http.post("/v1/chat/completions", json=chat(text, stream=stream), timeout=0.7).read()
     with within(SOON):
         assert busy.openai().chat.completions.create(**chat(prompts.SUM)).choices[0].message.content == "85"
-    cancelled = busy.records()[-2]["result"]
-    assert cancelled["finish_reason"] == "cancelled"
-    assert cancelled["completion_tokens"] == 0
+    left, stayed = results_after(busy, before, 2)
+    assert (left["finish_reason"], left["completion_tokens"]) == ("cancelled", 0)
+    assert stayed["finish_reason"] == "stop_token"
 
 
 def test_who_waits_too_long_is_told(busy: ServerProcess) -> None:
@@ -168,15 +189,16 @@ def test_a_full_queue(busy: ServerProcess) -> None:
 
 
 def test_logs_know_requests_but_no_text(busy: ServerProcess) -> None:
-    asked = chat(prompts.ORDER, tools=prompts.chat_tools(prompts.ORDER_TOOLS))
+    asked, before = chat(prompts.ORDER, tools=prompts.chat_tools(prompts.ORDER_TOOLS)), finished(busy)
     client = busy.openai(default_headers={"X-Ninfer-Client": "tests/e2e"})
     assert client.chat.completions.create(**asked).choices[0].message.tool_calls
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(**{**asked, "reasoning_effort": "loud" * 1000})
-    done = wait_for(lambda: busy.records()[-1])
-    assert done["schema_version"] == 27
-    assert done["request"]["client"] == "tests/e2e"
-    assert done["result"]["tool_call_count"] == 1
+    (result,) = results_after(busy, before, 1)
+    assert result["tool_call_count"] == 1
+    wait_for(lambda: busy.records("request_rejected")[-1:])
+    done = busy.records()[-1]
+    assert (done["schema_version"], done["request"]["client"]) == (27, "tests/e2e")
     starts = {record["request"]["request_id"] for record in busy.records("request_start")}
     ends = [record["request"]["request_id"] for record in busy.records() + busy.records("request_error")]
     assert sorted(starts) == sorted(ends)

@@ -2,6 +2,7 @@
 
 import json
 
+import orjson
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
@@ -158,6 +159,14 @@ def test_omitted_thinking_is_in_the_signature():
     assert block == {"type": "thinking", "thinking": "", "signature": sealed("0 10 20 30 40 50 60 70 80 90 ")}
 
 
+def test_a_call_that_takes_long_shows_that_it_goes_on():
+    call = (CallBegan(0, "f"), CallArguments(0, ""), CallArguments(0, ""), CallEnded(0, "f", "{}"))
+    made, whole = stream(Begun(1, 0), *call, finished(calls=1))
+    pieces = [event["delta"]["partial_json"] for event in made if event["type"] == "content_block_delta"]
+    assert pieces == ["", "", "{}"]
+    assert whole["content"][0]["input"] == {}
+
+
 def test_an_empty_answer():
     made, whole = stream(Begun(5, 0), Text("content", ""), finished())
     assert kinds(made) == ["message_start", "message_delta", "message_stop"]
@@ -197,6 +206,15 @@ def test_a_call_that_the_limit_cut_is_not_to_be_executed():
     assert whole["stop_reason"] == "max_tokens"
     assert whole["content"][1]["input"] == {}
     assert kinds(made)[-3:] == ["stop 1", "message_delta", "message_stop"]
+
+
+@pytest.mark.parametrize("value", ["123456789012345678901234567890", "[" * 300 + "]" * 300])
+def test_an_input_that_the_writer_refuses_is_as_the_model_wrote_it(value):
+    arguments = f'{{"n":{value}}}'
+    call = (CallBegan(0, "f"), CallArguments(0, arguments), CallEnded(0, "f", arguments))
+    message = MessageEvents("m", prompt_tokens=1)
+    whole = whole_message([item for event in (*call, finished(calls=1)) for item in message.of(event)])
+    assert f'"input":{arguments}'.encode() in orjson.dumps(whole)
 
 
 def test_the_start_without_a_beginning_counts_the_prompt():

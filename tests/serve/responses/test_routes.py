@@ -133,6 +133,15 @@ async def test_a_broken_renderer_still_ends_the_stream(monkeypatch: pytest.Monke
     assert "response_failed" in [name for name, _ in seen.told]
 
 
+async def test_a_defect_is_a_server_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise KeyError("x")
+
+    monkeypatch.setattr("ninfer.serve.responses.stream.ResponseStream.finish", fail)
+    answer = await post(make_server(FakeLink(says("Hello"))), **body())
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+
+
 async def test_refusals_have_openais_form() -> None:
     server = make_server(FakeLink(max_context=64))
     async with client(server) as http:

@@ -16,6 +16,7 @@ from ninfer.serve.calls import (
     AnswerEvent,
     CallArguments,
     CallBegan,
+    CallEnded,
     Finished,
     Text,
     TokenLogprob,
@@ -113,6 +114,11 @@ def test_function_calls_come_piece_by_piece() -> None:
     assert [(f["name"], f.get("namespace")) for f in finals] == [("weather", None), ("weather", "crm")]
 
 
+def test_a_call_that_takes_long_shows_that_it_goes_on() -> None:
+    events = play([CallBegan(0, "weather"), CallArguments(0, ""), CallEnded(0, "weather", "{}"), done()])
+    assert [event["delta"] for event in events if event["type"].endswith("arguments.delta")] == ["", "{}"]
+
+
 def test_a_custom_tool_gets_its_input_as_text() -> None:
     patch = '*** Begin\n"quoted" \\ tab\t é \U0001f600'
     encoded = json.dumps({"input": patch})
@@ -164,6 +170,30 @@ def test_a_limit_makes_the_response_and_what_is_open_incomplete(reason: FinishRe
     search: list[AnswerEvent] = [CallBegan(0, "tool_search"), CallArguments(0, '{"q')]
     (item,) = play([*search, done(reason)])[-1]["response"]["output"]
     assert (item["status"], item["arguments"]) == ("incomplete", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "member", "pieces", "left"),
+    [
+        ("weather", "arguments", ['{"city":"Os'], '{"city":"Os'),
+        ("weather", "arguments", [], ""),
+        ("apply_patch", "input", ['{"input":"*** Beg'], "*** Beg"),
+        ("apply_patch", "input", ['{"input":"'], ""),
+        ("tool_search", "arguments", ['{"query":"ma'], {}),
+    ],
+)
+def test_a_call_that_the_limit_cut_is_not_to_be_executed(
+    name: str, member: str, pieces: list[str], left: object
+) -> None:
+    cut: list[AnswerEvent] = [
+        CallBegan(0, name),
+        *(CallArguments(0, piece) for piece in pieces),
+        CallArguments(0, '"}', cut=True),
+        CallEnded(0, name, "".join(pieces) + '"}', cut=True),
+    ]
+    events = play([*cut, done(FinishReason.OUTPUT_LIMIT)])
+    (item,) = events[-1]["response"]["output"]
+    assert (item["status"], item[member]) == ("incomplete", left)
 
 
 def test_a_cancelled_answer_says_so() -> None:
