@@ -22,6 +22,7 @@ from ninfer.serve.door import Door
 from ninfer.serve.jobs import EngineInfo, Link, LinkState
 from ninfer.serve.link import EngineLink, Progress
 from ninfer.serve.options import ServeOptions
+from ninfer.serve.protocol import BoundedProtocol
 
 _LAST_WORDS = 3.0
 """Seconds in which answers that had to be broken off may still tell their clients."""
@@ -231,6 +232,7 @@ def _config(app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         interface="asgi3",
+        http=BoundedProtocol,
         lifespan="off",
         proxy_headers=False,
         log_config=None,
