@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
@@ -26,15 +25,9 @@ def create_app(server: Server, observers: Iterable[Observer] = ()) -> FastAPI:
     """The application of a server; `observers` are told of its requests besides those that already are."""
     server.service.observe(*observers)
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        server.service.close()
-
     app = FastAPI(
         title="NInfer",
         version=ninfer.__version__,
-        lifespan=lifespan,
         docs_url=None,  # those pages load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,

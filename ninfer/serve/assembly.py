@@ -46,5 +46,6 @@ class Assembly:
         self._observers.console.draining(self._service.active)
 
     async def stopped(self) -> None:
+        self._service.close()
         await self._observers.close()
         self._observers.console.stopped()

@@ -67,7 +67,7 @@ class GenerationRequest:
     """What a client asked for. None: not stated, so that server flags, template and presets decide.
 
     `messages` have the form of `frontend.messages` (role, content, reasoning_content, tool_calls,
-    tool_call_id). `max_output` tokens; 0 only processes the prompt. `stop` ends content and, if
+    tool_call_id). `max_output` tokens; 0 only renders the prompt. `stop` ends content and, if
     `stop_reasoning`, reasoning. `logprobs`: so many alternatives with each content token (0: only the token's
     own; None: none). `n` answers. `continue_final`: the last message is the answer's beginning.
     `effort` is one of `frontend.options.EFFORTS`. `client` is the value of X-Ninfer-Client.

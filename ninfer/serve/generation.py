@@ -61,7 +61,6 @@ class Service:
         self._taken = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._was_ready = False
         self._requests = 0
         self._closer = len(frontend.thinking_closer)
         self._folds_system = not takes_system_anywhere(frontend)
@@ -80,9 +79,6 @@ class Service:
             raise unavailable("The server is shutting down.")
         if state is LinkState.FAILED:
             raise unavailable("The engine has failed; restart the server.")
-        if state is LinkState.STARTING and not self._was_ready:
-            raise unavailable("The model is being loaded; try again later.", retry_after=2)
-        self._was_ready = True
 
     async def idle(self) -> None:
         """Wait until no answer lives."""

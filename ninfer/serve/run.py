@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
@@ -17,12 +16,13 @@ import uvicorn
 
 from ninfer.api.loading import load_frontend, opened
 from ninfer.api.options import EngineOptions
-from ninfer.errors import UnavailableError
 from ninfer.frontend import Frontend
 from ninfer.serve.address import announcement, bind, url
+from ninfer.serve.door import Door
 from ninfer.serve.jobs import EngineInfo, Link, LinkState
 from ninfer.serve.link import EngineLink, Progress
 from ninfer.serve.options import ServeOptions
+from ninfer.serve.protocol import BoundedProtocol
 
 _LAST_WORDS = 3.0
 """Seconds in which answers that had to be broken off may still tell their clients."""
@@ -44,7 +44,9 @@ class Life(Protocol):
         """The engine is ready for the first time."""
         ...
 
-    def listening(self, host: str, port: int) -> None: ...
+    def listening(self, host: str, port: int) -> None:
+        """Requests are served from now on."""
+        ...
 
     def changed(self, link: EngineLink) -> None:
         """The engine's state has changed, after the first time that it was ready."""
@@ -106,6 +108,9 @@ async def serve(
         options = replace(options, port=listener.getsockname()[1])
         engine = _with_places_to_spare(options.engine)
         link = EngineLink(options.model_path, engine, idle_unload=options.idle_unload, worker=worker)
+        door = Door(options)
+        http = _Http(_config(door))
+        serving = asyncio.create_task(http.serve(sockets=[listener]))
         try:
             await link.start()
             life = await stop.before(_assembled(options, link, assemble, progress or nullcontext))
@@ -113,9 +118,15 @@ async def serve(
             if life is None or info is None:
                 return 0
             life.loaded(link, info)
-            await _serve(options, life, link, listener, announce, stop)
+            door.app = life.app
+            life.listening(options.host, options.port)
+            if announce is not None:
+                base, model = url(options.host, options.port), options.model_id or info.name
+                announce(announcement(base, model, key=options.api_key is not None))
+            await _serve(options, life, link, http, serving, stop)
             return 2 if link.state is LinkState.FAILED else 0
         finally:
+            await _close(http, serving, _FORCED)
             if life is not None:
                 await life.stopped()
             await link.stop()
@@ -165,34 +176,22 @@ async def _serve(
     options: ServeOptions,
     life: Life,
     link: EngineLink,
-    listener: socket.socket,
-    announce: Callable[[str], None] | None,
+    http: uvicorn.Server,
+    serving: asyncio.Task[None],
     stop: _Stop,
 ) -> None:
     """Serve until asked to stop or the engine fails; then take no more connections, let answers end, and
     break off those that take too long."""
-
-    def listening() -> None:
-        life.listening(options.host, options.port)
-        if announce is not None:
-            model = options.model_id or link.info.name
-            base = url(options.host, options.port)
-            announce(announcement(base, model, key=options.api_key is not None))
 
     def changed(state: LinkState) -> None:
         life.changed(link)
         if state is LinkState.FAILED:
             stop.asked.set()
 
-    http = _Http(_config(life.app), listening)
-    serving = asyncio.create_task(http.serve(sockets=[listener]))
     link.watch(changed)
     if link.state is LinkState.FAILED:
         changed(link.state)
     await stop.before(serving)
-    if serving.done() and not http.started:
-        await serving
-        raise UnavailableError("the web server could not be started; see the log")
     life.stopping()
     http.should_exit = True
     limit = _LAST_WORDS if link.state is LinkState.FAILED else options.drain_timeout
@@ -201,11 +200,17 @@ async def _serve(
     hurried.cancel()
     if not serving.done():
         await link.stop()
-        await asyncio.wait({serving}, timeout=_LAST_WORDS)
-        http.force_exit = True
-        # It may yet wait for a client that neither reads nor goes.
-        await asyncio.wait({serving}, timeout=_FORCED)
-        serving.cancel()
+        await _close(http, serving, _LAST_WORDS)
+
+
+async def _close(http: uvicorn.Server, serving: asyncio.Task[None], patience: float) -> None:
+    """Take no more connections; those that are open have so many seconds."""
+    http.should_exit = True
+    await asyncio.wait({serving}, timeout=patience)
+    http.force_exit = True
+    # It may yet wait for a client that neither reads nor goes.
+    await asyncio.wait({serving}, timeout=_FORCED)
+    serving.cancel()
     await asyncio.wait({serving})
 
 
@@ -216,19 +221,7 @@ def _look_at(task: asyncio.Future) -> None:
 
 
 class _Http(uvicorn.Server):
-    """Tells when it listens, and leaves signals to us."""
-
-    def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._listening = listening
-
-    async def startup(self, sockets: Any = None) -> None:
-        try:
-            await super().startup(sockets=sockets)
-        except SystemExit:  # its way of saying that the application can't start
-            self.should_exit = True
-        if self.started:
-            self._listening()
+    """Leaves signals to us."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -239,6 +232,8 @@ def _config(app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         interface="asgi3",
+        http=BoundedProtocol,
+        lifespan="off",
         proxy_headers=False,
         log_config=None,
         access_log=False,

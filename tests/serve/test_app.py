@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anthropic.types
@@ -36,7 +36,7 @@ async def client(
 @pytest.mark.parametrize(
     ("state", "status"),
     [
-        (LinkState.READY, 200), (LinkState.UNLOADED, 200), (LinkState.STARTING, 503),
+        (LinkState.READY, 200), (LinkState.UNLOADED, 200), (LinkState.STARTING, 200),
         (LinkState.FAILED, 503), (LinkState.STOPPED, 503),
     ],
 )  # fmt: skip
@@ -247,20 +247,49 @@ async def test_a_body_that_turns_out_too_large_is_read_no_further() -> None:
     assert await lying.start() == 413
 
 
+@asynccontextmanager
+async def connection(**options: Any) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """To a server that listens on a port."""
+    with bind("127.0.0.1", 0) as listener:
+        http = _Http(_config(create_app(make_server(**options))))
+        serving = asyncio.create_task(http.serve(sockets=[listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        async with asyncio.timeout(20):
+            yield reader, writer
+        writer.close()
+        http.should_exit = True
+        await serving
+
+
 async def test_a_client_that_reads_only_when_it_has_written_learns_that_it_was_too_much() -> None:
-    app = create_app(make_server(max_request_bytes=100_000))
-    listener = bind("127.0.0.1", 0)
-    http = _Http(_config(app), lambda: None)
-    serving = asyncio.create_task(http.serve(sockets=[listener]))
-    reader, writer = await asyncio.open_connection(*listener.getsockname())
     size = 30 << 20
-    writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode() + bytes(size))
-    async with asyncio.timeout(20):
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode()
+    async with connection(max_request_bytes=100_000) as (reader, writer):
+        writer.write(head + bytes(size))
         await writer.drain()
         assert b" 413 " in await reader.readline()
-    writer.close()
-    http.should_exit = True
-    await serving
+
+
+@pytest.mark.parametrize("line", [b"a" * 1000, b"a: b\r\n" * 200], ids=["one header", "many headers"])
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"GET /health HTTP/1.1\r\nx: ",
+        b"POST /health HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx: ",
+    ],
+    ids=["head", "trailer"],
+)
+async def test_a_head_without_an_end_is_not_kept(line: bytes, begin: bytes) -> None:
+    async with connection(api_key="k") as (reader, writer):
+        writer.write(begin)
+        with suppress(ConnectionError):
+            for _ in range(20_000):
+                writer.write(line)
+                await writer.drain()
+        told = b""
+        with suppress(ConnectionError):
+            told = await reader.read()
+        assert b" 400 " in told or reader.exception() is not None
 
 
 async def test_large_bodies_within_the_limit_are_served() -> None:

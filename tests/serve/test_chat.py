@@ -316,3 +316,13 @@ async def test_a_prompt_that_is_too_long() -> None:
     assert (error["code"], error["param"], error["max_context"]) == ("context_length_exceeded", "messages", 5)
     assert error["prompt_tokens"] > 5
     assert "maximum context length is 5 tokens" in error["message"]
+
+
+async def test_a_defect_of_ours_is_the_last_event_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    def defect(*_: Any, **__: Any) -> str:
+        raise ValueError("secret")
+
+    monkeypatch.setattr("ninfer.serve.chat.answers.finish_reason", defect)
+    found = await chunks(says("Hi"))
+    assert found[-1]["error"]["code"] == "internal_error"
+    assert "secret" not in found[-1]["error"]["message"]

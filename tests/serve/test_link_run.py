@@ -69,11 +69,6 @@ class Standin:
         self.told.append("stopped")
 
     async def app(self, scope: Any, receive: Callable, send: Callable) -> None:
-        if scope["type"] == "lifespan":
-            while (await receive())["type"] != "lifespan.shutdown":
-                await send({"type": "lifespan.startup.complete"})
-            await send({"type": "lifespan.shutdown.complete"})
-            return
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
         async def write(text: str, more: bool) -> None:
@@ -212,15 +207,25 @@ async def test_a_signal_while_it_loads_ends_it():
     assert standin.told == ["assembled ninfer-nano", "stopped"]
 
 
-async def test_an_application_that_does_not_start_is_an_error(caplog: pytest.LogCaptureFixture):
-    class Broken(Standin):
-        async def app(self, scope: Any, receive: Callable, send: Callable) -> None:
-            await receive()
-            await send({"type": "lifespan.startup.failed", "message": "no"})
-
-    with pytest.raises(NInferError, match="web server could not be started"):
-        async with serving(Broken()) as (server, _):
-            await server
+async def test_while_it_loads_it_asks_to_come_again():
+    with bind("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    standin = Standin()
+    options = ServeOptions(NANO, EngineOptions(), port=port, api_key="k")
+    task = asyncio.create_task(run_module.serve(options, assemble=standin, worker=command("hang")))
+    await until(lambda: bool(standin.told))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        health = await client.get("/health")
+        assert (health.status_code, health.json()) == (503, {"status": "unavailable"})
+        assert (await client.post("/v1/chat/completions")).status_code == 401
+        client.headers["x-api-key"] = "k"
+        asked = await client.post("/v1/chat/completions", content=bytes(1 << 20))
+        assert (asked.status_code, asked.headers["retry-after"]) == (503, "2")
+        assert asked.json()["error"]["code"] == "service_unavailable"
+        asked = await client.post("/v1/messages", json={})
+        assert (asked.status_code, asked.json()["error"]["type"]) == (503, "api_error")
+        signalled()
+        assert await asyncio.wait_for(task, 2) == 0
 
 
 # Addresses

@@ -24,7 +24,7 @@ from ninfer.serve.calls import (
 )
 from ninfer.serve.chat.request import ChatRequest
 from ninfer.serve.custom import InputText
-from ninfer.serve.errors import ApiError, openai_body
+from ninfer.serve.errors import ApiError, as_api_error, openai_body
 from ninfer.serve.sse import sse
 
 _LENGTH = (FinishReason.OUTPUT_LIMIT, FinishReason.CONTEXT_CAPACITY)
@@ -193,8 +193,10 @@ class Chunks:
                             yield self._chunk(index, {}, prompt_progress=body)
                     case Finished():
                         yield self._finish(index, event)
-        except ApiError as error:
-            yield sse(None, openai_body(error))
+        except Exception as error:
+            if not isinstance(error, ApiError):
+                self._answer.response_failed("stream", error)
+            yield sse(None, openai_body(as_api_error(error)))
             return
         if self._request.include_usage:
             timings = _merged([f.timings for f in self._finished])
