@@ -287,11 +287,6 @@ def test_a_schema_is_enforced_behind_thinking(client: openai.OpenAI) -> None:
     assert isinstance(choice.message.parsed, prompts.Order)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="frontend: inside the thinking block the model may end the whole answer, so that what the grammar "
-    "demands never comes (OutputSession.fill_masks allows the stop tokens there)",
-)
 def test_thinking_does_not_end_an_answer_that_must_follow(client: openai.OpenAI) -> None:
     """Of six that think confusedly, some end there if they may."""
     for seed in range(6):
