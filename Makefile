@@ -42,6 +42,7 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev $(SMOL)
 	$(BIN)/python -m bench.smollm2 --artifact $(SMOL) --gguf $(GGUF)
 	$(BIN)/python -m bench.startup --artifact $(SMOL)
+	$(BIN)/python -m bench.http_overhead --artifact $(SMOL)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -35,7 +35,11 @@ class CapacityError(NInferError):
 
 
 class ContextLengthError(CapacityError):
-    """A prompt is longer than the context."""
+    """A prompt is longer than the context. `tokens`: how many it has at least, where that was counted."""
+
+    def __init__(self, message: str, tokens: int = 0) -> None:
+        super().__init__(message)
+        self.tokens = tokens
 
 
 class ThinkingBudgetError(CapacityError):

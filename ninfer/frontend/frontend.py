@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ninfer.errors import FrontendError
+from ninfer.errors import ContextLengthError, FrontendError
 from ninfer.frontend.constraint import Constraint, Grammars
 from ninfer.frontend.marks import find_marks
 from ninfer.frontend.messages import Message, check_messages
@@ -22,6 +22,9 @@ _MAX_STOP_ID = 2**31 - 1
 # Appended to a message that is to be continued, to find its end in the rendered prompt: a noncharacter,
 # then a space, which only a template that trims its messages removes.
 _CUT = "\ufdd0"
+_LONG = 4 << 20
+_LONG_PER_TOKEN = 16
+# A text of so many characters, and so many for each token that is allowed, is looked at before it is encoded.
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +107,14 @@ class Frontend:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        most_tokens: int | None = None,
     ) -> Prompt:
         """The prompt of a conversation.
 
         Options left at None are the template's to decide, except `add_generation_prompt`: on, unless the
         final assistant message is to be continued. Raises FrontendError if messages or options break a rule
-        (see `messages`, `options`) or the template refuses them.
+        (see `messages`, `options`) or the template refuses them; ContextLengthError early, which may save
+        minutes and gigabytes, if a prompt has far more than `most_tokens`.
         """
         checked = check_messages(messages)
         final = ""
@@ -133,6 +138,8 @@ class Frontend:
         text = self._template.render(variables)
         if continue_final_message:
             text = _cut_final(text, final)
+        if most_tokens is not None:
+            self._refuse_hopeless(str.__str__(text), most_tokens)
         tokens, controls = self._tokenizer.encode_marked(text)
         marks = find_marks(text, controls, generation_prompt=add_generation_prompt)
         return Prompt(
@@ -144,6 +151,17 @@ class Frontend:
             marks.preamble,
             marks.opener,
         )
+
+    def _refuse_hopeless(self, text: str, most: int) -> None:
+        """Counting in pieces changes tokens near the cuts only: twice as many leave no doubt."""
+        if len(text) <= max(_LONG, _LONG_PER_TOKEN * most):
+            return
+        tokens = self._tokenizer.count_until(text, 2 * most)
+        if tokens > 2 * most:
+            raise ContextLengthError(
+                f"The prompt of {len(text)} characters has more than {tokens} tokens; at most {most} fit.",
+                tokens,
+            )
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, in which spellings of control tokens are text. Raises FrontendError."""

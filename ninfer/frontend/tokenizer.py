@@ -25,6 +25,7 @@ QWEN_REGEX = (
 )
 _CACHED_FROM = 256  # characters; shorter segments are encoded faster than they are worth keeping
 _CACHE_CHARACTERS = 4 << 20
+_PIECE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,15 @@ class Tokenizer:
                     cursor = match.end()
         self._encode_segment(plain[cursor:], ids)
         return ids, controls
+
+    def count_until(self, text: str, most: int) -> int:
+        """How many tokens plain `text` has, about, or some number above `most`; nothing is kept of it."""
+        count = 0
+        for begin in range(0, len(text), _PIECE):
+            count += len(self._encode_plain(text[begin : begin + _PIECE]))
+            if count > most:
+                break
+        return count
 
     def encode_exactly(self, text: str) -> list[int]:
         """Ids that spell `text` byte for byte, as a model would write it: visible added tokens where their

@@ -27,6 +27,8 @@ _CORS = [
     ),
     (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
 ]
+_ALLOWED = 2
+"""Which of them names the headers that may be sent."""
 
 
 def is_anthropic(scope: Scope) -> bool:
@@ -82,6 +84,9 @@ class Gateway:
             await send(message)
 
         if self._cors and scope["method"] == "OPTIONS":
+            asked = [value for name, value in scope["headers"] if name == b"access-control-request-headers"]
+            # SDKs in a browser send headers of their own; one that isn't allowed would stop the request.
+            added[_ALLOWED] = (_CORS[_ALLOWED][0], b", ".join([_CORS[_ALLOWED][1], *asked]))
             await Response(status_code=204)(scope, receive, send_with_headers)
             return
         request = Request(scope, receive)

@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from ninfer.api.options import GenerationOptions
+from ninfer.errors import ContextLengthError, UnavailableError
 from ninfer.frontend import Frontend, Prompt, SamplingPreset
 from ninfer.serve import resolve
 from ninfer.serve.answer import Answer
@@ -71,6 +72,18 @@ class Service:
         """Lifetimes taken."""
         return self._taken
 
+    def check(self) -> None:
+        """Raises `ApiError` 503 if no request can be served. That an unloaded engine has to be loaded again
+        is no reason."""
+        state = self.link.state
+        if self.draining or state is LinkState.STOPPED:
+            raise unavailable("The server is shutting down.")
+        if state is LinkState.FAILED:
+            raise unavailable("The engine has failed; restart the server.")
+        if state is LinkState.STARTING and not self._was_ready:
+            raise unavailable("The model is being loaded; try again later.", retry_after=2)
+        self._was_ready = True
+
     async def idle(self) -> None:
         """Wait until no answer lives."""
         await self._idle.wait()
@@ -100,7 +113,7 @@ class Service:
         )
         taken = 0
         try:
-            self._check_state()
+            self.check()
             taken = self._take(request.n)
             prepared = await self._in_time(partial(self._prepared, record), self._remaining(arrival))
             record.prepare_seconds = perf_counter() - arrival
@@ -173,16 +186,6 @@ class Service:
         self._idle.clear()
         return count
 
-    def _check_state(self) -> None:
-        state = self.link.state
-        if self.draining or state is LinkState.STOPPED:
-            raise unavailable("The server is shutting down.")
-        if state is LinkState.FAILED:
-            raise unavailable("The engine has failed; restart the server.")
-        if state is LinkState.STARTING and not self._was_ready:
-            raise unavailable("The model is being loaded; try again later.", retry_after=2)
-        self._was_ready = True
-
     def _remaining(self, arrival: float) -> float | None:
         limit = self.options.engine.pending_timeout
         return None if limit is None else arrival + limit - perf_counter()
@@ -198,17 +201,32 @@ class Service:
         template = resolve.template_options(request, self.options)
         listed = [tool.declared() for tool in request.tools if tool.listed]
         messages = fold_system(request.messages) if self._folds_system else request.messages
-        prompt = self.frontend.render(
-            messages,
-            tools=listed or None,
-            thinking=template.thinking,
-            reasoning_effort=template.effort,
-            preserve_thinking=template.preserve_thinking,
-            continue_final_message=request.continue_final,
-            template_kwargs=template.kwargs,
-        )
+        context = self._context()
+        if context is not None:
+            resolve.check_context(request.protocol, len(messages), context)  # each is a token at least
+        try:
+            prompt = self.frontend.render(
+                messages,
+                tools=listed or None,
+                thinking=template.thinking,
+                reasoning_effort=template.effort,
+                preserve_thinking=template.preserve_thinking,
+                continue_final_message=request.continue_final,
+                template_kwargs=template.kwargs,
+                most_tokens=context,
+            )
+        except ContextLengthError as error:
+            resolve.check_context(request.protocol, error.tokens, context or 0)
+            raise
         # What may be called decides whether calls are looked for, not what the prompt lists.
         return replace(prompt, declares_tools=bool(callable_tools(request)))
+
+    def _context(self) -> int | None:
+        """The longest prompt, in tokens; None before the engine has been loaded for the first time."""
+        try:
+            return self.link.info.max_context
+        except UnavailableError:
+            return None
 
     def _prepared(self, record: RequestRecord) -> Prepared:
         request, flags = record.request, self.options.sampling

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ninfer.serve.errors import ApiError
 from ninfer.serve.gateway import is_anthropic
 from ninfer.serve.http import json_response, known_model
-from ninfer.serve.jobs import LinkState
 from ninfer.serve.openapi import operation, path_parameter
 
 if TYPE_CHECKING:
     from ninfer.serve.server import Server
 
-_SERVING = (LinkState.READY, LinkState.UNLOADED)
 _HEALTH = {"type": "object", "properties": {"status": {"type": "string"}}, "required": ["status"]}
 
 
@@ -27,15 +26,17 @@ def router(server: Server) -> APIRouter:
     created = int(time())
 
     async def health(request: Request) -> Response:
-        # A full queue is no illness; an unloaded engine comes back when it is asked.
-        if server.link.state in _SERVING and not server.service.draining:
-            return json_response({"status": "ok"})
-        return json_response({"status": "unavailable"}, 503)
+        # A full queue is no illness.
+        try:
+            server.service.check()
+        except ApiError as error:
+            return json_response({"status": "unavailable"}, error.status, error.headers)
+        return json_response({"status": "ok"})
 
     async def models(request: Request) -> Response:
         names = [server.model_id, *sorted(server.names - {server.model_id})]
         if is_anthropic(request.scope):
-            data = [_anthropic(name, created) for name in names]
+            data = [_anthropic(server, name, created) for name in names]
             page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
             return json_response({"data": data, **page})
         return json_response({"object": "list", "data": [_openai(server, n, created) for n in names]})
@@ -44,7 +45,7 @@ def router(server: Server) -> APIRouter:
         name = request.path_params["model_id"]
         known_model(name, server)
         if is_anthropic(request.scope):
-            return json_response(_anthropic(name, created))
+            return json_response(_anthropic(server, name, created))
         return json_response(_openai(server, name, created))
 
     described = operation("Can requests be served?", ok=_HEALTH, errors=())
@@ -63,12 +64,12 @@ def router(server: Server) -> APIRouter:
 
 
 def _openai(server: Server, name: str, created: int) -> dict[str, Any]:
-    model: dict[str, Any] = {"id": name, "object": "model", "created": created, "owned_by": "ninfer"}
-    if server.link.state is not LinkState.STARTING:  # before the first start nobody knows
-        model["max_model_len"] = server.link.info.max_context
-    return model
+    model = {"id": name, "object": "model", "created": created, "owned_by": "ninfer"}
+    return {**model, "max_model_len": server.link.info.max_context}
 
 
-def _anthropic(name: str, created: int) -> dict[str, Any]:
+def _anthropic(server: Server, name: str, created: int) -> dict[str, Any]:
     at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"type": "model", "id": name, "display_name": name, "created_at": at}
+    model = {"type": "model", "id": name, "display_name": name, "created_at": at, "lifecycle": "active"}
+    context = server.link.info.max_context
+    return {**model, "max_input_tokens": context, "max_tokens": context}

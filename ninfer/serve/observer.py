@@ -38,7 +38,6 @@ class RequestRecord:
     prompt: Sequence[int] | None = None
     options: GenerationOptions | None = None
     thinking: bool | None = None
-    preserve_semantic_change: bool = False
     prepare_seconds: float = 0.0
     tokenize_seconds: float = 0.0
 

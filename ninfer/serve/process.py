@@ -63,9 +63,9 @@ class EngineProcess:
         self._early: list[bytes] = []
         """Commands for when it has: its other socket may be the faster one."""
         self._over = asyncio.Event()
-        self._context = zmq.Context()
         self._folder = Path(tempfile.mkdtemp(prefix="ninfer-"))
         """Readable by us only, and the socket in it."""
+        self._context = zmq.Context()
         try:
             self._socket = self._context.socket(zmq.ROUTER)
             self._socket.set_hwm(0)

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 import uvicorn
 
 from ninfer.api.loading import load_frontend, opened
+from ninfer.api.options import EngineOptions
 from ninfer.errors import UnavailableError
 from ninfer.frontend import Frontend
 from ninfer.serve.address import announcement, bind, url
@@ -103,7 +104,8 @@ async def serve(
     stop, life = _Stop(), None
     with closing(bind(options.host, options.port)) as listener, _signals(stop):
         options = replace(options, port=listener.getsockname()[1])
-        link = EngineLink(options.model_path, options.engine, idle_unload=options.idle_unload, worker=worker)
+        engine = _with_places_to_spare(options.engine)
+        link = EngineLink(options.model_path, engine, idle_unload=options.idle_unload, worker=worker)
         try:
             await link.start()
             life = await stop.before(_assembled(options, link, assemble, progress or nullcontext))
@@ -132,6 +134,13 @@ def run(program: Coroutine[Any, Any, _T]) -> _T:
             factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(program)
+
+
+def _with_places_to_spare(engine: EngineOptions) -> EngineOptions:
+    """The service counts the requests and refuses those that are too many. The engine gives a place back
+    a moment after it has said that an answer ended; until then its successor needs another one."""
+    places = engine.max_concurrency + engine.max_pending
+    return replace(engine, max_pending=min(engine.max_pending + places, 2**32 - 1))
 
 
 async def _assembled(

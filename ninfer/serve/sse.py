@@ -17,6 +17,8 @@ from ninfer.serve.connection import Gone, connected
 
 _log = logging.getLogger("ninfer.serve")
 KEEP_ALIVE = b": keep-alive\n\n"
+_SEPARATORS = [(c.encode(), b"\\u%04x" % ord(c)) for c in "\x85\u2028\u2029"]
+"""In a text they are as good in JSON's spelling, and many clients take them for ends of lines."""
 _MAX_UNWRITTEN = 64 << 10
 _HEADERS = [
     (b"content-type", b"text/event-stream"),
@@ -28,7 +30,11 @@ _HEADERS = [
 def sse(event: str | None, data: Any) -> bytes:
     """One event; `data` becomes JSON."""
     head = b"data: " if event is None else b"event: %b\ndata: " % event.encode()
-    return head + orjson.dumps(data) + b"\n\n"
+    body = orjson.dumps(data)
+    if not body.isascii():
+        for character, escape in _SEPARATORS:
+            body = body.replace(character, escape)
+    return head + body + b"\n\n"
 
 
 class EventStream(Response):

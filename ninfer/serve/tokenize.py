@@ -18,6 +18,8 @@ from ninfer.serve.openapi import PLAIN, nullable, operation
 if TYPE_CHECKING:
     from ninfer.serve.server import Server
 
+_MOST_CHARACTERS = 16 << 20
+_MOST_TOKENS = 1 << 20
 _FLAG = nullable({"type": "boolean"})
 _TOKENIZE: dict[str, Any] = {
     "type": "object",
@@ -78,6 +80,8 @@ def router(server: Server) -> APIRouter:
         tokens, known = fields.array("tokens"), server.frontend.public_tokens
         if tokens is None:
             fields.refuse("tokens", "must be an array of token ids")
+        if len(tokens) > _MOST_TOKENS:
+            fields.refuse("tokens", f"must have at most {_MOST_TOKENS} ids, not {len(tokens)}")
         for index, token in enumerate(tokens):
             if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < known:
                 where = f"tokens[{index}]"
@@ -127,6 +131,10 @@ async def _tokens(fields: Fields, server: Server) -> list[int]:
         text = fields.string("prompt")
     if text is None:
         raise invalid("The request must have content, prompt or messages.", "content")
+    if len(text) > _MOST_CHARACTERS:
+        raise invalid(
+            f"The text must have at most {_MOST_CHARACTERS} characters, not {len(text)}.", "content"
+        )
     plain = text
     try:
         tokens = await server.service.in_thread(lambda: server.frontend.encode(plain))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from ninfer.api import Engine, Generation, GenerationOptions
+from ninfer.api import Engine, Generation, GenerationOptions, Output
 from ninfer.api.signature import prefill_signature, weight_formats
 from ninfer.convert import ensure_artifact
 from ninfer.errors import ContextLengthError, NInferError, UnavailableError
@@ -135,7 +135,8 @@ class Jobs:
             failure: Exception | None = None
             try:
                 while (event := handle.poll()) is not None:
-                    events.append(event)
+                    if not (events and isinstance(event, Output) and _joined(events, event)):
+                        events.append(event)
             except Exception as error:
                 failure = error
             try:
@@ -170,6 +171,16 @@ class Jobs:
     def close(self) -> None:
         """The engine is about to be closed, which is no failure."""
         self._failed = True
+
+
+def _joined(events: list[Event], event: Output) -> bool:
+    """Texts that go out together are one event, which costs everyone behind us as much as each of them
+    would. Adds `event` to the last one, if that is text of the same channel."""
+    last = events[-1]
+    if not isinstance(last, Output) or last.channel is not event.channel:
+        return False
+    events[-1] = replace(event, text=last.text + event.text, logprobs=last.logprobs + event.logprobs)
+    return True
 
 
 def main(work: Callable[[Setup, Line], int] | None = None) -> int:

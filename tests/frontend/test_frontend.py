@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as RustTokenizer
 
-from ninfer.errors import FrontendError
+from ninfer.errors import ContextLengthError, FrontendError
 from ninfer.frontend import Frontend, maintained_template
 
 from .conftest import CONFIG_ONLY, HIDDEN, VISIBLE, Documents
@@ -304,6 +304,23 @@ def test_long_prompt(qwen: Frontend) -> None:
     assert len(first.tokens) > 50_000
     shared = len(first.tokens) - 2 * len(qwen.encode("\n")) - 8
     assert again.tokens[:shared] == first.tokens[:shared]
+
+
+def test_a_prompt_that_is_far_too_long_is_not_encoded(
+    qwen: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is only long, or only somewhat too long, is."""
+    monkeypatch.setattr("ninfer.frontend.frontend._LONG", 1 << 14)
+    monkeypatch.setattr("ninfer.frontend.frontend._LONG_PER_TOKEN", 1)
+    monkeypatch.setattr("ninfer.frontend.tokenizer._PIECE", 1 << 12)
+    book = [{"role": "user", "content": "The quick brown fox 12345 いろは.\n" * 1500}]
+    whole = qwen.render(book)
+    for most in (len(whole.tokens), len(whole.tokens) * 6 // 10):
+        assert most < len(whole.text)
+        assert qwen.render(book, most_tokens=most).tokens == whole.tokens
+    with pytest.raises(ContextLengthError, match="at most 1000 fit") as refused:
+        qwen.render(book, most_tokens=1000)
+    assert 2000 < refused.value.tokens < len(whole.tokens) / 2
 
 
 def test_smollm2(smollm2: Frontend) -> None:

@@ -76,7 +76,7 @@ def read(pieces: Iterable[str], tools: Sequence[Any] = TOOLS, channel: Channel =
         elif isinstance(event, CallArguments):
             assert open_call is not None
             assert event.index == open_call[0]
-            assert event.json_piece
+            assert event.json_piece.encode()  # or it couldn't be sent
             pieces_of_call.append(event.json_piece)
         else:
             assert open_call == (event.index, event.name)

@@ -357,7 +357,7 @@ def events_of(body: bytes) -> list[tuple[str | None, Any]]:
     found = []
     for block in body.decode().split("\n\n"):
         name, data = None, None
-        for line in block.splitlines():
+        for line in block.split("\n"):
             if line.startswith("event: "):
                 name = line[7:]
             elif line.startswith("data: "):

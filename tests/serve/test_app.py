@@ -5,11 +5,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anthropic.types
 import httpx
 import pytest
 
+from ninfer.serve import tokenize
+from ninfer.serve.address import bind
 from ninfer.serve.app import create_app
 from ninfer.serve.jobs import LinkState
+from ninfer.serve.run import _config, _Http
 from tests.serve.fakes import MODEL, Call, FakeLink, Recorder, make_server
 
 pytestmark = pytest.mark.anyio
@@ -42,6 +46,18 @@ async def test_health(state: LinkState, status: int) -> None:
         assert answer.status_code == status
         assert answer.json() == {"status": "ok" if status == 200 else "unavailable"}
         assert (await http.head("/health")).status_code == status
+
+
+async def test_an_engine_that_comes_back_is_no_illness() -> None:
+    """A supervisor would end the server in the middle of the loading that a request has asked for."""
+    link = FakeLink(state=LinkState.UNLOADED, reload_seconds=0.2)
+    async with client(link) as http:
+        asking = asyncio.create_task(http.post(CHAT, json=QUESTION))
+        while link.state is not LinkState.STARTING:
+            await asyncio.sleep(0.01)
+        assert (await http.get("/health")).status_code == 200
+        assert (await http.get("/v1/models")).json()["data"][0]["max_model_len"] == 4096
+        assert (await asking).status_code == 200
 
 
 async def test_a_draining_server_is_unavailable() -> None:
@@ -79,6 +95,8 @@ async def test_models_in_anthropic_s_form() -> None:
         one = (await http.get("/v1/models/claude-x")).json()
         assert (one["type"], one["display_name"]) == ("model", "claude-x")
         assert one["created_at"].endswith("Z")
+        anthropic.types.ModelInfo.model_validate(one)
+        assert one["max_input_tokens"] == one["max_tokens"] > 0
         missing = await http.get("/v1/models/claude-y")
         assert missing.status_code == 404
         assert missing.json()["error"]["type"] == "not_found_error"
@@ -155,6 +173,11 @@ async def test_cors_only_if_asked() -> None:
         for answer in (preflight, await http.get("/v1/models"), await http.get("/health")):
             assert answer.headers["access-control-allow-origin"] == "*"
         assert "X-Ninfer-Client" in preflight.headers["access-control-allow-headers"]
+        wanted = {"Access-Control-Request-Headers": "authorization,x-stainless-os"}
+        allowed = (await http.options(CHAT, headers=wanted)).headers["access-control-allow-headers"]
+        assert {"authorization", "x-stainless-os", "x-api-key"} <= set(
+            allowed.lower().replace(" ", "").split(",")
+        )
 
 
 # Routes that aren't there
@@ -212,7 +235,7 @@ async def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
     assert await call.start() == 413
     assert call.taken == 0
     assert b'"request_too_large"' in await call.rest()
-    assert call.headers["connection"] == "close"
+    assert "connection" not in call.headers  # or who is still writing would not get to read it
 
 
 async def test_a_body_that_turns_out_too_large_is_read_no_further() -> None:
@@ -224,11 +247,38 @@ async def test_a_body_that_turns_out_too_large_is_read_no_further() -> None:
     assert await lying.start() == 413
 
 
+async def test_a_client_that_reads_only_when_it_has_written_learns_that_it_was_too_much() -> None:
+    app = create_app(make_server(max_request_bytes=100_000))
+    listener = bind("127.0.0.1", 0)
+    http = _Http(_config(app), lambda: None)
+    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    size = 30 << 20
+    writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode() + bytes(size))
+    async with asyncio.timeout(20):
+        await writer.drain()
+        assert b" 413 " in await reader.readline()
+    writer.close()
+    http.should_exit = True
+    await serving
+
+
 async def test_large_bodies_within_the_limit_are_served() -> None:
     async with client(FakeLink(max_context=100_000_000)) as http:
         text = "Words, many of them. " * 30_000
         answer = await http.post(CHAT, json={**QUESTION, "messages": [{"role": "user", "content": text}]})
         assert answer.status_code == 200
+
+
+async def test_a_body_of_too_many_parts_is_not_parsed() -> None:
+    async with client() as http:
+        for filler, status in ((b"{},", 413), (b"[],", 413), (b"77,", 200)):
+            body = b'{"model":"%b","messages":[{"role":"user","content":"a"}],"x":[' % MODEL.encode()
+            answer = await http.post(CHAT, content=body + filler * 500_000 + b"1]}")
+            assert answer.status_code == status
+        answer = await http.post("/v1/messages", content=b"[" * 500_001)
+        assert answer.json()["error"]["type"] == "request_too_large"
+        assert (await http.post("/v1/messages", content=b"[" * 500_000)).status_code == 400
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip", "nonsense"])
@@ -333,6 +383,17 @@ async def test_bad_tokenize_requests(path: str, body: Any, param: str) -> None:
         answer = await http.post(path, json=body)
         assert answer.status_code == (404 if param == "model" else 400)
         assert answer.json()["error"]["param"] == param
+
+
+async def test_tokenize_takes_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenize, "_MOST_CHARACTERS", 10)
+    monkeypatch.setattr(tokenize, "_MOST_TOKENS", 10)
+    async with client() as http:
+        for count, status in ((10, 200), (11, 400)):
+            texts = await http.post("/tokenize", json={"content": "a" * count})
+            tokens = await http.post("/detokenize", json={"tokens": [1] * count})
+            assert (texts.status_code, tokens.status_code) == (status, status)
+            assert status == 200 or "at most 10" in texts.text + tokens.text
 
 
 async def test_a_busy_server_is_still_healthy() -> None:

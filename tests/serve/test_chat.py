@@ -221,6 +221,15 @@ async def test_custom_tools_are_called_with_their_input() -> None:
     assert ended == {"index": 0, "custom": {"input": 'a "b"\nc'}}
 
 
+async def test_a_custom_tools_input_beside_what_no_encoder_takes() -> None:
+    tool = {"type": "custom", "custom": {"name": "patch"}}
+    link = FakeLink(says(calls(call_text("patch", input="a", other='"\\ud800"'))))
+    (call,) = (await whole(link, tools=[tool]))["choices"][0]["message"]["tool_calls"]
+    assert call["custom"]["input"] == "a"
+    found = deltas(await chunks(link, tools=[tool]))
+    assert [d["tool_calls"][0]["custom"] for d in found if "tool_calls" in d][-1] == {"input": "a"}
+
+
 async def test_functions_of_before_tools() -> None:
     functions = [READ["function"]]
     script = says(calls(call_text("read", path="a")))

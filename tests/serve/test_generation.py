@@ -9,6 +9,7 @@ import pytest
 from ninfer.engine import Output
 from ninfer.errors import QueueTimeoutError, UnavailableError
 from ninfer.events import Channel, FinishReason
+from ninfer.frontend.tokenizer import Tokenizer
 from ninfer.serve.calls import (
     Begun,
     CallArguments,
@@ -548,6 +549,27 @@ async def test_a_prompt_longer_than_the_context_is_refused_in_the_api_s_words() 
     with pytest.raises(ApiError) as refused:
         await server.service.prepare(ask(protocol=Protocol.MESSAGES))
     assert refused.value.message == f"prompt is too long: {tokens} tokens > 10 maximum"
+    assert server.service.active == 0
+
+
+@pytest.mark.parametrize(
+    "messages", [[{"role": "user", "content": "word " * (1 << 20)}], [{"role": "user", "content": ""}] * 3000]
+)
+async def test_what_is_far_too_long_is_refused_before_it_is_encoded(
+    messages: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where tokens are counted: encoding 100 MB takes minutes and gigabytes."""
+
+    def encode(*_: Any) -> Any:
+        raise AssertionError("encoded as a whole")
+
+    server = make_server(FakeLink(max_context=2048))
+    monkeypatch.setattr(Tokenizer, "encode_marked", encode)
+    for protocol, words in ((Protocol.CHAT, "has "), (Protocol.MESSAGES, "prompt is too long: ")):
+        for use in (server.service.prepare, server.service.count):
+            with pytest.raises(ApiError, match=words) as refused:
+                await use(ask(messages=messages, protocol=protocol))
+            assert refused.value.status == 400
     assert server.service.active == 0
 
 

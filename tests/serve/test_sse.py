@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import orjson
 import pytest
 from starlette.types import Receive, Scope, Send
 
@@ -29,6 +30,12 @@ async def idle(server: Server) -> None:
 def test_an_event_is_one_line_of_json() -> None:
     assert sse(None, {"a": "x\ny"}) == b'data: {"a":"x\\ny"}\n\n'
     assert sse("done", {}) == b"event: done\ndata: {}\n\n"
+    # Also for clients that split at every kind of line end, as Python's str does.
+    text = "é\x85\u2028\u2029\x0b\x1c\r日"
+    line, empty = sse(None, {"a": text}).decode().splitlines()
+    assert empty == ""
+    assert orjson.loads(line.removeprefix("data: ")) == {"a": text}
+    assert "é" in line
 
 
 async def test_what_is_known_is_written_before_the_engine_says_anything() -> None:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Any
 
-import orjson
-
 from ninfer.events import FinishReason
 from ninfer.serve.answer import Answer
 from ninfer.serve.calls import (
@@ -25,6 +23,7 @@ from ninfer.serve.calls import (
     Usage,
 )
 from ninfer.serve.chat.request import ChatRequest
+from ninfer.serve.custom import InputText
 from ninfer.serve.errors import ApiError, openai_body
 from ninfer.serve.sse import sse
 
@@ -156,7 +155,7 @@ def _choice_body(index: int, choice: _Choice, request: ChatRequest) -> dict[str,
 
 def _whole_call(call: CallEnded, arguments: str, request: ChatRequest) -> dict[str, Any]:
     if call.name in request.use.custom:
-        custom = {"name": call.name, "input": _input(call.arguments)}
+        custom = {"name": call.name, "input": InputText().end(call.arguments)}
         return {"id": _new_id("call_"), "type": "custom", "custom": custom}
     function = {"name": call.name, "arguments": arguments}
     return {"id": _new_id("call_"), "type": "function", "function": function}
@@ -246,7 +245,7 @@ class Chunks:
             case CallArguments(_, piece, cut) if not custom and not cut:
                 call["function"] = {"arguments": piece}
             case CallEnded(_, _, arguments) if custom:
-                call["custom"] = {"input": _input(arguments)}
+                call["custom"] = {"input": InputText().end(arguments)}
             case _:
                 return None
         return {"tool_calls": [call]}
@@ -284,12 +283,6 @@ def _merged(timings: list[Timings]) -> Timings:
         sum(t.drafted for t in timings),
         sum(t.accepted for t in timings),
     )
-
-
-def _input(arguments: str) -> str:
-    """The text of a custom tool's call."""
-    value = orjson.loads(arguments).get("input", "")
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
 def _token(token: bytes, logprob: float) -> dict[str, Any]:

@@ -219,7 +219,8 @@ def _parsed(text: str) -> Any:
     except ValueError:
         return {}
     try:
+        json.dumps(value, allow_nan=False)  # where numbers are too large for a float
         orjson.dumps([[[[value]]]])  # as deep as it will stand in the body
-    except orjson.JSONEncodeError:
+    except (ValueError, RecursionError, orjson.JSONEncodeError):
         return orjson.Fragment(text)
     return value

@@ -88,8 +88,8 @@ class Console:
         logger.info(groups("engine unloaded", f"idle for {duration(idle)}", "the next request loads it"))
 
     def engine_failed(self, reason: str) -> None:
-        """`reason`: the kind of failure, not an exception's message."""
-        logger.critical(groups("engine failed", label(reason)))
+        """`reason`: a sentence of ours, without anybody's text."""
+        logger.critical(groups("engine failed", reason))
 
     def draining(self, requests: int) -> None:
         logger.info(groups("stopping", f"{requests} request{'s' * (requests != 1)} to finish"))

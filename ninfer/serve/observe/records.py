@@ -13,7 +13,7 @@ from ninfer.frontend import Frontend
 from ninfer.serve.calls import Protocol
 from ninfer.serve.errors import ApiError, anthropic_body, anthropic_status
 from ninfer.serve.observe.summary import Summary, answers, summarize
-from ninfer.serve.observe.text import unquoted
+from ninfer.serve.observe.text import label, unquoted
 from ninfer.serve.observer import Outcome, RequestRecord
 from ninfer.serve.options import ServeOptions
 
@@ -58,7 +58,7 @@ def request(record: RequestRecord, options: ServeOptions, frontend: Frontend | N
     head = {
         "request_id": record.id,
         "protocol": asked.protocol.value,
-        "model": asked.model,
+        "model": label(asked.model),
         "client": asked.client,
         "stream": asked.stream,
         "message_count": len(asked.messages),
@@ -69,18 +69,20 @@ def request(record: RequestRecord, options: ServeOptions, frontend: Frontend | N
         "tool_choice": asked.tool_choice.mode,
         "has_tool_history": any(m.get("role") == "tool" or m.get("tool_calls") for m in asked.messages),
     }
+    effort = _either(asked.effort, asked.template_kwargs.get("reasoning_effort"), str)
     if frontend is None:
-        return {**head, "requested_reasoning_effort": asked.effort}
-    preserve = options.preserve_thinking if asked.preserve_thinking is None else asked.preserve_thinking
+        # It may be why the request is rejected, so it may be any text.
+        return {**head, "requested_reasoning_effort": None if effort is None else label(effort)}
+    preserve = _either(asked.preserve_thinking, asked.template_kwargs.get("preserve_thinking"), bool)
     preset = frontend.preset(thinking=bool(record.thinking))
     chosen = {name: getattr(resolved, name, None) for name in SAMPLING}
     return {
         **head,
         "enable_thinking": bool(record.thinking),
         "thinking_budget": None if resolved is None else resolved.thinking_budget,
-        "requested_reasoning_effort": asked.effort,
-        "preserve_thinking": preserve,
-        "preserve_thinking_semantic_change": record.preserve_semantic_change,
+        "requested_reasoning_effort": effort,
+        "preserve_thinking": options.preserve_thinking if preserve is None else preserve,
+        "preserve_thinking_semantic_change": False,
         "sampling": {
             **{n: getattr(preset, n) if value is None else value for n, value in chosen.items()},
             "seed": 0 if resolved is None else resolved.seed,
@@ -229,6 +231,11 @@ def _result(record: RequestRecord, outcome: Outcome, summary: Summary, detail: b
 
 def reason(finish: FinishReason) -> str:
     return finish.value.replace("-", "_")
+
+
+def _either(field: Any, argument: Any, kind: type) -> Any:
+    """An option that comes by a field of its own or among the template's arguments."""
+    return argument if field is None and isinstance(argument, kind) else field
 
 
 def _media(message: dict[str, Any]) -> int:

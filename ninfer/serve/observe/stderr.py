@@ -40,6 +40,9 @@ def configure(level: str = "info") -> None:
     HANDLER.setLevel(LEVELS[level])
     logging.getLogger("ninfer").setLevel(LEVELS[level])
     root.setLevel(max(LEVELS[level], logging.WARNING))
+    # Its warnings are about what clients send: one that asks for a WebSocket first gets two each time.
+    verbose = LEVELS[level] <= logging.DEBUG
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING if verbose else logging.ERROR)
     logging.getLogger("uvicorn.access").disabled = True
 
 

@@ -10,9 +10,9 @@ import orjson
 
 from ninfer.events import FinishReason
 from ninfer.serve.calls import AnswerEvent, CallArguments, CallBegan, CallEnded, Finished, Text, TokenLogprob
+from ninfer.serve.custom import InputText
 from ninfer.serve.errors import ApiError
 from ninfer.serve.responses import response
-from ninfer.serve.responses.custom import InputText
 from ninfer.serve.responses.items import Json, new_id
 from ninfer.serve.responses.tools import Declared, Toolbox
 

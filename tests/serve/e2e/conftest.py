@@ -1,4 +1,4 @@
-"""Two servers that most tests share: ninfer-nano, which calls tools and thinks, and SmolLM2, which doesn't."""
+"""Two servers that most tests share: ninfer-nano, which calls tools and thinks, and SmolLM2."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ RECORDED_MODELS = ("stub-model", "claude-sonnet-4-5-20250929", "claude-opus-4-8"
 
 @pytest.fixture(scope="package")
 def nano(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Room for the prompts of coding agents. A seed and a cap on thinking keep answers the same and short."""
+    """Room for the prompts of coding agents. A seed and caps keep answers the same and short."""
     aliases = [word for name in RECORDED_MODELS for word in ("--model-alias", name)]
-    options = ["--max-concurrency", "4", "--max-context", "16384", "--kv-capacity", "65536", "--seed", "1"]
-    options += ["--presence-penalty", "0"]
+    options = ["--max-concurrency", "4", "--max-context", "8192", "--kv-capacity", "32768", "--seed", "1"]
+    options += ["--presence-penalty", "0", "--prefill-chunk", "256", "--default-max-tokens", "500"]
     with ServerProcess(
         NANO, tmp_path_factory.mktemp("nano"), *options, "--default-thinking-budget", "64", *aliases
     ) as server:

@@ -91,8 +91,11 @@ class ServerProcess:
 
     def records(self, event: str = "request_done") -> list[dict[str, Any]]:
         """The records of the request log of that kind."""
-        lines = [json.loads(line) for line in self._records.read_text("utf-8").splitlines()]
+        lines = [json.loads(line) for line in self.log_of_requests().splitlines()]
         return [record for record in lines if record["event"] == event]
+
+    def log_of_requests(self) -> str:
+        return self._records.read_text("utf-8")
 
     def http(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60, headers=self._headers(), **options)

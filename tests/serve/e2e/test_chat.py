@@ -135,6 +135,7 @@ def test_several_answers_and_seeds(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {
         **SURE, "messages": user(prompts.STORY), "temperature": 1, "max_tokens": 24, "seed": 5, "n": 3,
     }  # fmt: skip
+    client.chat.completions.create(**{**asked, "max_tokens": 0})  # from now on the prompt is known
     answer = client.chat.completions.create(**asked)
     texts = [choice.message.content for choice in answer.choices]
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
@@ -158,7 +159,7 @@ def test_a_tool_and_its_result(client: openai.OpenAI) -> None:
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     assert calls_of(choice.message) == [prompts.ORDER_CALL]
     assert choice.message.tool_calls
-    result = {
+    result: Any = {
         "role": "tool",
         "tool_call_id": choice.message.tool_calls[0].id,
         "content": prompts.ORDER_RESULT,
@@ -286,6 +287,24 @@ def test_a_schema_is_enforced_behind_thinking(client: openai.OpenAI) -> None:
     assert isinstance(choice.message.parsed, prompts.Order)
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="frontend: inside the thinking block the model may end the whole answer, so that what the grammar "
+    "demands never comes (OutputSession.fill_masks allows the stop tokens there)",
+)
+def test_thinking_does_not_end_an_answer_that_must_follow(client: openai.OpenAI) -> None:
+    """Of six that think confusedly, some end there if they may."""
+    for seed in range(6):
+        answer = client.chat.completions.create(
+            messages=user("An order, please."),
+            response_format={"type": "json_object"},
+            max_tokens=150,
+            stop="}",
+            **{**SURE, "reasoning_effort": "high", "temperature": 1, "seed": seed},
+        )
+        assert (answer.choices[0].message.content or "").lstrip().startswith("{")
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_any_json_object(client: openai.OpenAI, seed: int) -> None:
     """A prefix of one if the limit cuts it."""
@@ -333,5 +352,5 @@ def test_the_typed_errors(client: openai.OpenAI, nano: ServerProcess) -> None:
         )
     assert schema.value.param == "response_format"
     with pytest.raises(openai.BadRequestError) as long:
-        client.chat.completions.create(messages=user(prompts.long_text(nano, 17_000)), **SURE)
+        client.chat.completions.create(messages=user(prompts.long_text(nano, 9_000)), **SURE)
     assert long.value.code == "context_length_exceeded"

@@ -24,7 +24,7 @@ def client(nano: ServerProcess) -> anthropic.Anthropic:
     return nano.anthropic()
 
 
-def user(content: Any) -> dict[str, Any]:
+def user(content: Any) -> Any:
     return {"role": "user", "content": content}
 
 
@@ -32,7 +32,7 @@ def calls_of(message: Any) -> list[tuple[str, dict[str, Any]]]:
     return [(block.name, block.input) for block in message.content if block.type == "tool_use"]
 
 
-def results_of(message: Any, results: list[str]) -> dict[str, Any]:
+def results_of(message: Any, results: list[str]) -> Any:
     ids = [block.id for block in message.content if block.type == "tool_use"]
     return user(
         [
@@ -47,7 +47,7 @@ def text_of(message: Any) -> str:
 
 
 def test_models_and_counts(client: anthropic.Anthropic) -> None:
-    assert [model.id for model in client.models.list()][0] == "ninfer-nano"
+    assert next(model.id for model in client.models.list()) == "ninfer-nano"
     assert client.models.retrieve("ninfer-nano").display_name == "ninfer-nano"
     with pytest.raises(anthropic.NotFoundError):
         client.models.retrieve("claude-9")
@@ -87,7 +87,7 @@ async def test_the_async_client(nano: ServerProcess) -> None:
         async with client.messages.stream(messages=[user(prompts.SUM)], **SURE) as stream:
             assert [text async for text in stream.text_stream]
             assert text_of(await stream.get_final_message()) == "85"
-        assert [model.id async for model in client.models.list()][0] == "ninfer-nano"
+        assert (await client.models.list()).data[0].id == "ninfer-nano"
         assert (await client.messages.count_tokens(model="m", messages=[user("hi")])).input_tokens > 3
 
 
@@ -101,7 +101,7 @@ def test_stops_and_limits(client: anthropic.Anthropic) -> None:
 
 
 def test_a_beginning_is_continued(client: anthropic.Anthropic) -> None:
-    begun = [user(prompts.SUM), {"role": "assistant", "content": "8"}]
+    begun: Any = [user(prompts.SUM), {"role": "assistant", "content": "8"}]
     assert text_of(client.messages.create(messages=begun, **SURE)) == "5"
 
 
@@ -111,7 +111,7 @@ def test_two_tools_and_their_results(client: anthropic.Anthropic) -> None:
     first = client.messages.create(messages=[question], **asked)
     assert calls_of(first) == prompts.TWO_CALLS
     assert first.stop_reason == "tool_use"
-    turn = {"role": "assistant", "content": first.content}
+    turn: Any = {"role": "assistant", "content": first.content}
     second = client.messages.create(
         messages=[question, turn, results_of(first, prompts.TWO_RESULTS)], **asked
     )
@@ -211,7 +211,7 @@ def test_thinking_and_its_replay(client: anthropic.Anthropic, display: Any) -> N
     assert calls_of(message) == [prompts.PARCEL_CALL]
     assert message.usage.output_tokens_details is not None
     assert message.usage.output_tokens_details.thinking_tokens > 3
-    turn = {"role": "assistant", "content": message.content}
+    turn: Any = {"role": "assistant", "content": message.content}
     after = client.messages.create(messages=[question, turn, results_of(message, ["in Porto"])], **asked)
     used = message.usage
     known = used.input_tokens + (used.cache_read_input_tokens or 0) + used.output_tokens
@@ -254,7 +254,7 @@ def test_the_typed_errors(client: anthropic.Anthropic, nano: ServerProcess) -> N
     assert wrong.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
     assert "temperature" in wrong.value.message
     assert wrong.value.request_id
-    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 16384 maximum"):
-        client.messages.create(messages=[user(prompts.long_text(nano, 17_000))], **SURE)
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 8192 maximum"):
+        client.messages.create(messages=[user(prompts.long_text(nano, 9_000))], **SURE)
     with pytest.raises(anthropic.NotFoundError):
         client.post("/v1/messages/batches", cast_to=object, body={})

@@ -181,7 +181,7 @@ def test_schemas_are_enforced(client: openai.OpenAI, stream: bool) -> None:
         made = client.responses.parse(input="An order.", text_format=prompts.Order, **asked)
     assert isinstance(made.output_parsed, prompts.Order)
     prompts.Order.model_validate_json(made.output_text)
-    tool = {
+    tool: Any = {
         "type": "function",
         "name": "order",
         "parameters": prompts.Order.model_json_schema(),

@@ -148,6 +148,18 @@ async def test_a_tool_call_streams_its_input():
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["1" * 40, "1e999", "[" * 300 + "]" * 300],
+    ids=["long", "large", "deep"],
+)
+async def test_input_that_no_encoder_takes_is_sent_as_it_was_written(value: str):
+    tools = [tool("Any", input_schema={"type": "object", "properties": {"x": {}}})]
+    answer = await ask(FakeLink(says(calls(call_text("Any", x=value)))), body("go", tools=tools))
+    assert answer.status_code == 200
+    assert f'"input":{{"x":{value}}}' in answer.text
+
+
 async def test_a_call_that_the_limit_cuts_stays_broken():
     """A client must not execute half a call."""
     written = call_text("Bash", command="rm -r /tmp/a/b").partition("/b")[0]

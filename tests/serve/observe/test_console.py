@@ -64,9 +64,8 @@ def test_the_life_of_a_server(said: Said) -> None:
     assert said(lambda c: c.unloaded(300)) == [
         ("INFO", "engine unloaded | idle for 5m 00s | the next request loads it")
     ]
-    assert said(lambda c: c.engine_failed("the process was killed")) == [
-        ("CRITICAL", "engine failed | the process was killed")
-    ]
+    reason = f"the engine process ended unexpectedly ({'x' * 40}); start the server again"
+    assert said(lambda c: c.engine_failed(reason)) == [("CRITICAL", f"engine failed | {reason}")]
     assert said(lambda c: c.draining(1)) == [("INFO", "stopping | 1 request to finish")]
     assert said(lambda c: c.stopped()) == [("INFO", "server stopped")]
 
@@ -289,12 +288,18 @@ def test_other_libraries_warn_in_our_form_and_say_no_more(capsys: pytest.Capture
     logging.getLogger("uvicorn.error").info("Started server process")
     logging.getLogger("uvicorn.access").error("GET /v1?key=secret")
     logging.getLogger("asyncio").error("Task exception was never retrieved\nfuture: ValueError('secret')")
-    logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+    logging.getLogger("uvicorn.error").warning("Unsupported upgrade request.")
+    logging.getLogger("uvicorn.error").error("Exception in ASGI application\nValueError: secret")
+    logging.getLogger("fastapi").warning("something old")
     lines = [line.split("  ", 1)[1] for line in capsys.readouterr().err.splitlines()]
     assert lines == [
         "ERROR  asyncio: Task exception was never retrieved",
-        "WARNING  uvicorn.error: Invalid HTTP request received.",
+        "ERROR  uvicorn.error: Exception in ASGI application",
+        "WARNING  fastapi: something old",
     ]
+    configure("debug")
+    logging.getLogger("uvicorn.error").warning("Unsupported upgrade request.")
+    assert "WARNING  uvicorn.error: Unsupported upgrade request." in capsys.readouterr().err
 
 
 def _fail(secret: str) -> None:

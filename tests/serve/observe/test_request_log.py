@@ -158,6 +158,13 @@ def test_a_request_says_what_was_asked_and_what_was_resolved(
     assert line["preparation_seconds"]["tokenize"] == 0.004
 
 
+def test_options_among_the_templates_arguments(written: Callable[..., list[dict[str, Any]]]) -> None:
+    asked = record(template_kwargs={"reasoning_effort": "high", "preserve_thinking": True})
+    [line] = written(lambda log: log.started(asked), preserve_thinking=False)
+    assert line["request"]["requested_reasoning_effort"] == "high"
+    assert line["request"]["preserve_thinking"] is True
+
+
 def test_a_rejection_has_the_status_that_the_protocol_used(
     written: Callable[..., list[dict[str, Any]]],
 ) -> None:

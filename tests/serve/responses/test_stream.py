@@ -21,8 +21,8 @@ from ninfer.serve.calls import (
     Text,
     TokenLogprob,
 )
+from ninfer.serve.custom import InputText
 from ninfer.serve.errors import ApiError
-from ninfer.serve.responses.custom import InputText
 from ninfer.serve.responses.request import read_create
 from ninfer.serve.responses.response import begun
 from ninfer.serve.responses.store import Store
