@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from ninfer.serve.errors import ApiError
 from ninfer.serve.fields import Fields, spelled
+from ninfer.serve.tools import arguments_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -134,20 +133,3 @@ def _made(name: str, arguments: dict[str, Any], call_id: str | None) -> dict[str
     if call_id is not None:
         call["id"] = call_id
     return call
-
-
-def arguments_of(text: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """The arguments of a call in the history, as an object.
-
-    Clients send back what a model once wrote, broken JSON included: that becomes one argument `arguments`,
-    so that the conversation goes on and the model sees its mistake.
-    """
-    if isinstance(text, Mapping):
-        return dict(text)
-    if not text or not text.strip():
-        return {}
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        value = text
-    return value if isinstance(value, dict) else {"arguments": text}

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from ninfer.serve.calls import Tool, ToolChoice
 from ninfer.serve.fields import Fields, spelled
+from ninfer.serve.tools import INPUT_SCHEMA, read_name
 
-# Clients that bridge other systems use dots, slashes and spaces; only what would end the name in a call's
-# text can't be had.
-_NAME = re.compile(r"[^\s<>\"'={}]([^<>\"'={}\x00-\x1f\x7f]{0,126}[^\s<>\"'={}])?")
 EMPTY_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
-_INPUT_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-}
-
 
 _AUTO = ToolChoice()
 
@@ -63,7 +54,7 @@ def read_tools(body: Fields) -> ToolUse:
 def _function(function: Fields) -> Tool:
     parameters = function.object("parameters")
     return Tool(
-        _name(function),
+        read_name(function),
         dict(parameters.members) if parameters is not None else EMPTY_SCHEMA,
         function.string("description"),
         function.boolean("strict") or False,
@@ -79,19 +70,7 @@ def _custom(custom: Fields) -> Tool:
         syntax, definition = grammar.string("syntax") or "", grammar.string("definition") or ""
         quoted = f"The input must follow this {syntax} grammar:\n{definition}"
         description = f"{description}\n\n{quoted}" if description else quoted
-    return Tool(_name(custom), _INPUT_SCHEMA, description or None)
-
-
-def _name(fields: Fields) -> str:
-    name = fields.string("name", required=True) or ""
-    if not _NAME.fullmatch(name):
-        fields.refuse(
-            "name",
-            f"must have 1 to 128 characters, none of them < > = {{ }} or a quote, and no space at its ends, "
-            f"not {spelled(name)}",
-            "invalid_tool_name",
-        )
-    return name
+    return Tool(read_name(custom), INPUT_SCHEMA, description or None)
 
 
 def _choice(body: Fields, tools: dict[str, Tool]) -> ToolChoice:

@@ -8,8 +8,8 @@ from typing import Any
 from ninfer.serve.errors import ApiError, invalid
 from ninfer.serve.fields import Fields, spelled
 from ninfer.serve.messages.blocks import block_text, read_blocks, result_text
-from ninfer.serve.messages.signature import opened
 from ninfer.serve.messages.tools import Toolbox
+from ninfer.serve.sealing import opened
 
 Message = dict[str, Any]
 

@@ -21,7 +21,7 @@ from ninfer.serve.calls import (
     Text,
     Usage,
 )
-from ninfer.serve.messages.signature import sealed
+from ninfer.serve.sealing import sealed
 
 # Claude Code gives a stream up after five minutes without an event that isn't a comment.
 _QUIET_SECONDS = 30.0

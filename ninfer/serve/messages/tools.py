@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ninfer.serve.calls import Tool, ToolChoice
 from ninfer.serve.errors import invalid
 from ninfer.serve.fields import Fields, spelled
+from ninfer.serve.tools import read_name
 
-# A name stands inside `<function=...>` in the prompt.
-_NAME = re.compile(r"[^\s<>\"'={}]([^<>\"'={}\x00-\x1f\x7f]{0,126}[^\s<>\"'={}])?")
 _NEWLY_AVAILABLE = "Now available, besides the functions listed before, and called in the same way:"
 
 
@@ -81,14 +79,7 @@ def read_tools(body: Fields) -> Toolbox:
 
 
 def _tool(item: Fields) -> Tool:
-    name = item.string("name", required=True) or ""
-    if not _NAME.fullmatch(name):
-        item.refuse(
-            "name",
-            f"must have 1 to 128 characters, none of them < > = {{ }} or a quote, and no space at its ends, "
-            f"not {spelled(name)}",
-            "invalid_tool_name",
-        )
+    name = read_name(item)
     schema = item.object("input_schema")
     if schema is None:
         item.refuse("input_schema", "is missing; send the JSON schema of an object")

@@ -17,6 +17,7 @@ from ninfer.serve.errors import invalid
 from ninfer.serve.fields import spelled
 from ninfer.serve.responses.items import ACTION_OUTPUTS, ACTIONS, Json
 from ninfer.serve.responses.tools import SEARCH, Toolbox, listing
+from ninfer.serve.tools import arguments_of
 
 _OMITTED = {
     "input_image": "[image omitted: this model has no vision]",
@@ -99,7 +100,7 @@ class _Conversation:
                     self._assistant().reasoning.append(text)
             case "function_call":
                 name = self._toolbox.find(item["name"], item.get("namespace"))
-                self._called(item["call_id"], name, _arguments(item["arguments"]))
+                self._called(item["call_id"], name, arguments_of(item["arguments"]))
             case "custom_tool_call":
                 name = self._toolbox.find(item["name"], item.get("namespace"))
                 self._called(item["call_id"], name, {"input": item["input"]})
@@ -191,24 +192,9 @@ def _part_text(part: Any) -> str:
     return json.dumps(part, ensure_ascii=False)
 
 
-def _arguments(text: str) -> dict[str, Any]:
-    """A call's arguments. Clients send back broken ones too, with an error as output: shown as they are."""
-    if not text.strip():
-        return {}
-    try:
-        arguments = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        arguments = None
-    return arguments if isinstance(arguments, dict) else {"arguments": text}
-
-
 def _call_id(item: Json) -> str | None:
     given = item.get("call_id") or item.get("id")
     return given if isinstance(given, str) else None
-
-
-def _no_constant(text: str) -> NoReturn:
-    raise ValueError(text)
 
 
 def _refuse(call_id: str | None) -> NoReturn:

@@ -6,7 +6,6 @@ comes out of `normalize` has an id, a status and lists, and nothing else than th
 
 from __future__ import annotations
 
-import base64
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +14,11 @@ import orjson
 
 from ninfer.serve.errors import invalid
 from ninfer.serve.fields import Fields, spelled
+from ninfer.serve.sealing import opened
 
 Json = dict[str, Any]
 
 ROLES = ("user", "assistant", "system", "developer")
-SIGNATURE = "ninfer-reasoning.v1:"
-"""Begins an `encrypted_content` of ours; the reasoning's UTF-8 text in Base64 follows."""
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _REFUSED: dict[str | None, str] = {
@@ -85,18 +83,6 @@ def normalize(raw: Any, stored: Callable[[str], Json]) -> list[Json]:
         seen.add(item["id"])
         items.append(item)
     return items
-
-
-def sealed(text: str) -> str:
-    """Reasoning as an `encrypted_content`, which clients return unread."""
-    return SIGNATURE + base64.b64encode(text.encode()).decode()
-
-
-def unsealed(content: str) -> str:
-    """The reasoning in an `encrypted_content`; nothing if another server made it. ValueError if damaged."""
-    if not content.startswith(SIGNATURE):
-        return ""
-    return base64.b64decode(content[len(SIGNATURE) :], validate=True).decode()
 
 
 def _normalize(entry: Fields, stored: Callable[[str], Json]) -> Json:
@@ -170,7 +156,7 @@ def _reasoning(entry: Fields) -> Json:
     seal = entry.string("encrypted_content")
     if not text and seal is not None:
         try:
-            text = unsealed(seal)
+            text = opened(seal)
         except ValueError as error:
             entry.refuse("encrypted_content", f"is damaged: {error}", "invalid_encrypted_content")
     summary = [

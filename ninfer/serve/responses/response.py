@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from ninfer.events import FinishReason
 from ninfer.serve.calls import Alternative, TokenLogprob, Usage
 from ninfer.serve.errors import ApiError
-from ninfer.serve.responses.items import Json, new_id, sealed
+from ninfer.serve.responses.items import Json, new_id
 from ninfer.serve.responses.request import Create
 from ninfer.serve.responses.tools import Declared
+from ninfer.serve.sealing import sealed
 
 _LIMITS = (FinishReason.OUTPUT_LIMIT, FinishReason.CONTEXT_CAPACITY)
 

@@ -15,21 +15,15 @@ from typing import Any, Literal
 from ninfer.serve.calls import Tool, ToolChoice
 from ninfer.serve.errors import invalid
 from ninfer.serve.fields import Fields, spelled
+from ninfer.serve.tools import INPUT_SCHEMA, read_name
 
 SEARCH = "tool_search"
 DEFAULT_NAMESPACE = "functions"
 """The namespace that tools outside of namespaces belong to; its name is neither added nor answered."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
-# Clients that bridge other systems use dots (MCP servers in editors), spaces (OpenFox), slashes, colons.
-_ACCEPTED = re.compile(r"[^\s<>\"'={}]([^<>\"'={}\x00-\x1f\x7f]{0,126}[^\s<>\"'={}])?")
 _CALLED = ("function", "custom", SEARCH)
 _EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
-_INPUT: dict[str, Any] = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-}
 _QUERY: dict[str, Any] = {
     "type": "object",
     "properties": {"query": {"type": "string"}},
@@ -202,7 +196,7 @@ def _read_tools(raw: Any, param: str) -> list[Declared]:
 
 
 def _read_namespace(entry: Fields) -> list[Declared]:
-    name, description = _read_name(entry), entry.string("description")
+    name, description = read_name(entry), entry.string("description")
     return [
         _read_tool(inner, name, description)
         for inner in entry.objects("tools")
@@ -214,11 +208,11 @@ def _read_tool(entry: Fields, namespace: str | None, about: str | None) -> Decla
     kind: Kind = "custom" if entry.get("type") == "custom" else "function"
     inner = entry.object("function") if kind == "function" and entry.get("name") is None else None
     entry = inner or entry  # the form of Chat Completions
-    name = _read_name(entry)
+    name = read_name(entry)
     texts = [about, entry.string("description")]
     if kind == "custom":
         texts.append(_read_format(entry))
-        parameters = _INPUT
+        parameters = INPUT_SCHEMA
     else:
         given = entry.object("parameters")
         parameters = _EMPTY if given is None else given.members
@@ -247,15 +241,3 @@ def _read_format(entry: Fields) -> str:
     form = form.object("grammar") or form  # as Chat Completions nests it
     syntax, definition = form.string("syntax") or "lark", form.string("definition") or ""
     return f"`input` is free text that follows this grammar ({syntax}):\n{definition}"
-
-
-def _read_name(entry: Fields) -> str:
-    name = entry.get("name")
-    if not isinstance(name, str) or not _ACCEPTED.fullmatch(name):
-        entry.refuse(
-            "name",
-            "must have 1 to 128 characters, none of them < > = { } or a quote, and no space at its ends, "
-            f"not {spelled(name)}",
-            "invalid_tool_name",
-        )
-    return name

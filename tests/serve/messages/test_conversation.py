@@ -4,7 +4,7 @@ import pytest
 
 from ninfer.serve.errors import ApiError
 from ninfer.serve.messages.blocks import NO_IMAGE
-from ninfer.serve.messages.signature import sealed
+from ninfer.serve.sealing import sealed
 from ninfer.serve.system import fold_system
 from tests.serve.messages.conftest import assistant, read, result, text, use, user
 

@@ -20,7 +20,7 @@ from ninfer.serve.calls import (
     Usage,
 )
 from ninfer.serve.messages.response import MessageEvents, whole_message
-from ninfer.serve.messages.signature import sealed
+from ninfer.serve.sealing import sealed
 from tests.serve.fakes import statistics
 
 EVENTS = TypeAdapter(RawMessageStreamEvent)

@@ -8,9 +8,10 @@ import pytest
 
 from ninfer.serve.errors import ApiError
 from ninfer.serve.responses.conversation import messages_of
-from ninfer.serve.responses.items import normalize, sealed
+from ninfer.serve.responses.items import normalize
 from ninfer.serve.responses.store import Store
 from ninfer.serve.responses.tools import Toolbox
+from ninfer.serve.sealing import sealed
 from tests.serve.responses.support import ITEM, PATCH, WEATHER, user
 
 

@@ -23,11 +23,11 @@ from ninfer.serve.calls import (
 )
 from ninfer.serve.custom import InputText
 from ninfer.serve.errors import ApiError
-from ninfer.serve.responses.items import unsealed
 from ninfer.serve.responses.request import read_create
 from ninfer.serve.responses.response import begun
 from ninfer.serve.responses.store import Store
 from ninfer.serve.responses.stream import ResponseStream
+from ninfer.serve.sealing import opened
 from tests.serve.responses.support import PATCH, SEARCH, WEATHER, call, check_events, done, text, user
 
 NAMESPACE = {"type": "namespace", "name": "crm", "description": "Customers.", "tools": [WEATHER]}
@@ -220,8 +220,8 @@ def test_reasoning_is_sealed_when_asked_for() -> None:
     events = play([text("Grüß", "reasoning"), text("a"), done()], include=["reasoning.encrypted_content"])
     sealed = events[-1]["response"]["output"][0]["encrypted_content"]
     assert sealed.startswith("ninfer-reasoning.v1:")
-    assert unsealed(sealed) == "Grüß"
-    assert unsealed("gAAAA-of-another-server") == ""
+    assert opened(sealed) == "Grüß"
+    assert opened("gAAAA-of-another-server") == ""
 
 
 def test_log_probabilities_stand_with_their_text() -> None:
