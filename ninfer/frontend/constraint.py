@@ -97,7 +97,7 @@ class GrammarConstraint:
         if row[self._end >> 5] >> (self._end & 31) & 1:
             if not self._matcher.is_accepting():  # the end is all that's left where nothing is allowed
                 raise GrammarError(f"The answer can't go on by its grammar: {self._why()}.")
-            _forbid(row, self._unwanted)
+            forbid(row, self._unwanted)
             _allow(row, self._stops)
 
     def accept(self, token_id: int) -> bool:
@@ -153,10 +153,12 @@ def _allow(row: np.ndarray, ids: Iterable[int]) -> None:
             bits[i >> 5] |= 1 << (i & 31)
 
 
-def _forbid(row: np.ndarray, ids: Iterable[int]) -> None:
+def forbid(row: np.ndarray, ids: Iterable[int]) -> None:
+    """Take tokens out of a mask row, int32 `[words]`."""
     bits = row.view("uint32")
     for i in ids:
-        bits[i >> 5] &= ~(1 << (i & 31)) & 0xFFFFFFFF
+        if i >> 5 < len(bits):
+            bits[i >> 5] &= ~(1 << (i & 31)) & 0xFFFFFFFF
 
 
 class _Vocabulary:

@@ -10,19 +10,18 @@ belongs to the call, so that content before a call comes trimmed. Stop strings d
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from functools import cached_property
+
+import numpy as np
 
 from ninfer.events import Channel, Delta, FinishReason, Step
 from ninfer.frontend.calls import OPEN as CALL
 from ninfer.frontend.calls import SPACE, CallRegion
-from ninfer.frontend.constraint import Constraint
+from ninfer.frontend.constraint import Constraint, forbid
 from ninfer.frontend.detokenizer import Detokenizer
 from ninfer.frontend.stops import Scanner
 from ninfer.frontend.thinking import CLOSE
 from ninfer.frontend.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 class OutputSession:
@@ -108,23 +107,45 @@ class OutputSession:
         GrammarError if the constraint can't go on."""
         if self._constraint is None or self.finish is not None:
             return 0
-        free = self._free(drafts) if self._thinking else 0
-        if free is None:
+        if not self._thinking:
+            return self._constraint.fill(drafts, masks)
+        free, closed = self._free(drafts)
+        if not (closed or self._must_follow):
             return 0
+        # Thinking is free but for its end: where something must follow, the answer may not stop before it.
         masks[:free] = -1
-        return free + self._constraint.fill(drafts[free:], masks[free:])
+        if self._must_follow:
+            masks[:free, : len(self._unstopped)] = self._unstopped
+        return free + self._constraint.fill(drafts[free:], masks[free:]) if closed else free
 
-    def _free(self, drafts: Sequence[int]) -> int | None:
-        """How many of `drafts` come up to the end of the open thinking block; None if none ends it."""
+    def _free(self, drafts: Sequence[int]) -> tuple[int, bool]:
+        """How many rows of masks stand inside the open thinking block, the one behind the last allowed draft
+        included, and whether a draft closes the block."""
         text, marker = self._held.encode(), CLOSE.encode()
         for count, draft in enumerate(drafts, 1):
             if draft in self._stop_ids:
-                return None
+                return count, False
             if self._raw or not self._tokenizer.is_special(draft):
                 text = text[-len(marker) :] + self._tokenizer.token_bytes(draft)
             if marker in text:
-                return count
-        return None
+                return count, True
+        return len(drafts) + 1, False
+
+    @cached_property
+    def _must_follow(self) -> bool:
+        """Is an empty answer against the constraint? Asked for while there is no answer yet."""
+        assert self._constraint is not None
+        row = np.zeros((1, len(self._unstopped)), np.int32)
+        self._constraint.fill((), row)
+        return not (row & ~self._unstopped).any()
+
+    @cached_property
+    def _unstopped(self) -> np.ndarray:
+        """What may come inside the thinking block, int32 `[words]`: all but the stop tokens, if an answer
+        must follow."""
+        row = np.full((self._tokenizer.public_tokens + 31) // 32, -1, np.int32)
+        forbid(row, self._stop_ids)
+        return row
 
     @property
     def _thinking(self) -> bool:

@@ -87,17 +87,30 @@ def test_masks_after_drafts(qwen: Frontend) -> None:
 
 def test_thinking_is_free_and_the_answer_is_not(qwen: Frontend) -> None:
     a, b = (qwen.encode(letter)[0] for letter in "ab")
-    close = control(qwen, "</think>")
+    close, stop = control(qwen, "</think>"), qwen.stop_token_ids[0]
     session = qwen.session(THINKING, grammar='start: "ab"')
     assert session.constrained
-    assert masks_of(session) == []
-    assert masks_of(session, [a, b]) == []
-    everything = set(range(32 * WORDS))
-    assert masks_of(session, [b, close, a]) == [everything, everything, {a}, {b}]
-    assert masks_of(session, [b, close, b]) == [everything, everything, {a}]
+    thoughts = set(range(32 * WORDS)).difference(qwen.stop_token_ids)  # as something must follow
+    assert masks_of(session) == [thoughts]
+    assert masks_of(session, [a, b]) == [thoughts] * 3
+    assert masks_of(session, [a, stop, b]) == [thoughts] * 2
+    assert masks_of(session, [b, close, a]) == [thoughts, thoughts, {a}, {b}]
+    assert masks_of(session, [b, close, b]) == [thoughts, thoughts, {a}]
     session.accept([b, close])
     follow(session, [a, b])
     assert masks_of(session) == [set(qwen.stop_token_ids)]
+
+
+def test_an_answer_that_may_be_empty_may_end_in_thinking(qwen: Frontend) -> None:
+    a, b = (qwen.encode(letter)[0] for letter in "ab")
+    close, stop = control(qwen, "</think>"), qwen.stop_token_ids[0]
+    session = qwen.session(THINKING, grammar='start: "ab"?')
+    assert masks_of(session) == masks_of(session, [a, b]) == masks_of(session, [a, stop]) == []
+    everything = set(range(32 * WORDS))
+    behind = {a, *qwen.stop_token_ids}
+    assert masks_of(session, [b, close, a]) == [everything, everything, behind, {b}]
+    session.accept([b, close])
+    assert masks_of(session) == [behind]
 
 
 def test_a_marker_spelled_in_pieces_ends_thinking_too(qwen: Frontend) -> None:
