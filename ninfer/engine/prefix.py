@@ -86,6 +86,10 @@ class PrefixCache:
         """A number for a conversation that begins."""
         return next(self._lineages)
 
+    def now(self) -> int:
+        """The time, in events of the cache."""
+        return next(self._clock)
+
     # Lookup.
 
     def matches(self, tokens: Sequence[int]) -> list[Match]:
@@ -170,6 +174,7 @@ class PrefixCache:
         kind: Kind,
         lineage: int,
         active: bool,
+        since: int | None = None,
     ) -> bool:
         """Take in the first `frontier` tokens, and the state in `slot`. True if the slot is the cache's now.
 
@@ -177,6 +182,7 @@ class PrefixCache:
         locked. active: the lane goes on using them (it may write only columns past the frontier). Where the
         cache has a full block in another page, the lane then changes over to that page, in `pages`, and gives
         its own up: so no block in use stands beneath an unused one, and nothing is kept twice.
+        `since`: when the request began (`now`); a snapshot that was wanted later is given up last.
         An active lane reads the slot that it gave away once more, in its next unit: the snapshot is pinned
         until it calls `unpin(slot)`.
         """
@@ -206,7 +212,7 @@ class PrefixCache:
         if place is not None and place.snapshot is not None:
             self._refresh(place.snapshot, kind, lineage)
             return False
-        if not self._make_room(kind, lineage):
+        if not self._make_room(kind, lineage, since):
             self.refused += 1
             return False
         if place is None:
@@ -289,15 +295,16 @@ class PrefixCache:
         for old in supersede(self._snapshots.values(), newest, kind):
             self._shelf.offer(old.node.page)
 
-    def _make_room(self, kind: Kind, lineage: int) -> bool:
+    def _make_room(self, kind: Kind, lineage: int, since: int | None) -> bool:
         """See to it that one more snapshot is allowed; False if all are pinned, or none is ever allowed."""
         if len(self._snapshots) < self._capacity:
             return True
-        victim = choose_victim(self._snapshots.values(), kind, lineage)
+        victim = choose_victim(self._snapshots.values(), kind, lineage, since)
         if victim is None:
             return False
         if not (victim.superseded or replaces(kind, lineage, victim)):
-            self._floor = max(self._floor, victim.value)
+            # Not the victim's: one that goes though others are worth less must not make newcomers dear.
+            self._floor = max(self._floor, min(s.value for s in self._snapshots.values() if s.pins == 0))
         self._forget(victim)
         self.evicted_snapshots += 1
         return True

@@ -51,6 +51,7 @@ class Sequence:
         """`fits` must have said yes."""
         self._pools = pools
         self._match = match
+        self._since = pools.cache.now()
         self.ledger = list(prompt)
         self.frontier = 0
         self.pages: list[int] = []
@@ -147,8 +148,9 @@ class Sequence:
 
     def _publish(self, kind: Kind, slot: int | None, *, active: bool) -> bool:
         return self._pools.cache.publish(
-            self.ledger, self.pages, self.frontier, slot=slot, kind=kind, lineage=self.lineage, active=active
-        )
+            self.ledger, self.pages, self.frontier, slot=slot, kind=kind, lineage=self.lineage,
+            active=active, since=self._since,
+        )  # fmt: skip
 
     def _release_sources(self) -> None:
         """The state read so far and the page copied from are no longer needed."""

@@ -69,8 +69,14 @@ def replaces(kind: Kind, lineage: int, old: Snapshot) -> bool:
     return same and old.hits <= 1
 
 
-def choose_victim(snapshots: Iterable[Snapshot], kind: Kind, lineage: int) -> Snapshot | None:
+def choose_victim(
+    snapshots: Iterable[Snapshot], kind: Kind, lineage: int, since: int | None = None
+) -> Snapshot | None:
     """Whose slot a newcomer gets: the longest unused superseded one, else the one of least value.
+
+    Those wanted or taken from the time `since` on, when the newcomer's request began, go after all others:
+    beside old snapshots that have often saved much, a request's own are worth little each, and would drive
+    out one another, so that nothing of a new conversation stayed.
 
     What the newcomer itself replaces counts as superseded: otherwise a part of its conversation that seems
     worth little beside the old snapshot would go first, and the old one, which alone saved much, after it.
@@ -82,7 +88,8 @@ def choose_victim(snapshots: Iterable[Snapshot], kind: Kind, lineage: int) -> Sn
         return min(superseded, key=lambda snapshot: snapshot.used)
     for snapshot in loose:
         snapshot.revalue()
-    return min(loose, key=lambda snapshot: (snapshot.value, snapshot.used), default=None)
+    older = [snapshot for snapshot in loose if since is not None and snapshot.used < since]
+    return min(older or loose, key=lambda snapshot: (snapshot.value, snapshot.used), default=None)
 
 
 def supersede(snapshots: Iterable[Snapshot], newest: Snapshot, kind: Kind) -> list[Snapshot]:

@@ -387,6 +387,26 @@ def test_hits_count_and_old_fame_fades(hits: int, newcomers: int) -> None:
     assert survived == newcomers
 
 
+def test_a_request_does_not_drive_out_its_own_snapshots() -> None:
+    """Beside old ones that have saved much, those of a new conversation are worth little each."""
+    bench = Bench(snapshots=3)
+    for number in range(3):
+        bench.put(run(60, 1000 * number + 1000))
+        for _ in range(5):
+            bench.resume(run(60, 1000 * number + 1000))
+    since = bench.cache.now()
+    pages, lineage = bench.take(2), bench.cache.new_lineage()
+    for length, kind in ((40, Kind.PREAMBLE), (70, Kind.ANCHOR), (90, Kind.OPENER), (100, Kind.ENDPOINT)):
+        slot = bench.slots.take()
+        assert bench.cache.publish(
+            run(length), pages, length, slot=slot, kind=kind, lineage=lineage, active=False, since=since
+        )
+        assert bench.has(run(length))
+    # Three places: its own went only when nothing older was left, the one of least value first.
+    assert bench.frontiers(run(200)) == [100, 70, 40]
+    bench.leave(pages)
+
+
 def test_superseded_victims_do_not_raise_the_floor() -> None:
     bench = Bench(snapshots=2)
     bench.put(run(1000), Kind.OPENER, lineage=77)
