@@ -392,7 +392,7 @@ def test_a_request_does_not_drive_out_its_own_snapshots() -> None:
     bench = Bench(snapshots=3)
     for number in range(3):
         bench.put(run(60, 1000 * number + 1000))
-        for _ in range(5):
+        for _ in range(5 + 20 * number):
             bench.resume(run(60, 1000 * number + 1000))
     since = bench.cache.now()
     pages, lineage = bench.take(2), bench.cache.new_lineage()
