@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path
@@ -158,7 +159,11 @@ class Engine:
         )
         program = Program(model, plan)
         if options.warm_up:
-            program.warm_up()
+            # In a thread of its own: the OpenMP runtime keeps a team for each thread that computed, and while
+            # there are more of them than processors it lets idle ones sleep at once, so that prefill takes
+            # twice as long. The team ends with its thread.
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(program.warm_up).result()
         core = Core(
             program.run,
             plan,
