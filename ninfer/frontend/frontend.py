@@ -4,6 +4,7 @@ import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ninfer.errors import ContextLengthError, FrontendError
@@ -239,7 +240,7 @@ class Frontend:
         """The bytes of a token's text, maybe only a part of a character. Raises FrontendError."""
         return self._tokenizer.token_bytes(token_id)
 
-    @property
+    @cached_property
     def thinking_closer(self) -> tuple[int, ...]:
         """The tokens that close the thinking block when its budget is used up."""
         return tuple(self._tokenizer.encode(EARLY_CLOSE))

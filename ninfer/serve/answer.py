@@ -195,8 +195,12 @@ class Answer:
     async def begin(self, *, at_once: bool) -> None:
         """Queue the jobs: `at_once`, so that what goes wrong is raised here, or beside what comes."""
         try:
-            for index in range(len(self._jobs) if at_once else 0):
-                await self._submit(index)
+            try:
+                for index in range(len(self._jobs) if at_once else 0):
+                    await self._submit(index)
+            finally:
+                # The engine has it already: logs can take their time.
+                self._service.tell("started", self.record)
         except BaseException as error:
             self._fail(as_api_error(error))
             for stream in self._streams:

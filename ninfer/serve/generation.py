@@ -35,6 +35,7 @@ __all__ = ["Answer", "Service"]
 
 _log = logging.getLogger("ninfer.serve")
 _RENDERERS = 4
+_BRIEF_MESSAGES, _BRIEF_TEXT = 20, 2000
 _T = TypeVar("_T")
 
 
@@ -111,7 +112,10 @@ class Service:
         try:
             self.check()
             taken = self._take(request.n)
-            prepared = await self._in_time(partial(self._prepared, record), self._remaining(arrival))
+            if _brief(request):
+                prepared = self._prepared(record)
+            else:
+                prepared = await self._in_time(partial(self._prepared, record), self._remaining(arrival))
             record.prepare_seconds = perf_counter() - arrival
             remaining = self._remaining(arrival)
             if remaining is not None and remaining <= 0:
@@ -123,7 +127,6 @@ class Service:
             if isinstance(error, Exception):
                 raise refused from error
             raise
-        self.tell("started", record)
         jobs = [Job(prepared.prompt, replace(o, timeout=remaining)) for o in prepared.options]
         answer = Answer(self, record, jobs, prepared.sampling, arrival, snapshots=snapshots)
         # An engine that has to be loaded again may take longer than a client waits for its headers.
@@ -263,6 +266,15 @@ class Service:
         record.options = options
         each = tuple(replace(options, seed=(options.seed + i) % 2**64) for i in range(request.n))
         return Prepared(prompt, each, sampling)
+
+
+def _brief(request: GenerationRequest) -> bool:
+    """Is it rendered sooner than a thread would begin to?"""
+    if request.tools or request.response_format is not None or len(request.messages) > _BRIEF_MESSAGES:
+        return False
+    contents = [message.get("content") for message in request.messages]
+    plain = all(isinstance(content, str) for content in contents)
+    return plain and sum(map(len, map(str, contents))) <= _BRIEF_TEXT
 
 
 def _too_late(limit: float | None) -> ApiError:
