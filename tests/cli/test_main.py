@@ -230,7 +230,7 @@ def test_an_unknown_template_and_a_broken_one_are_refused(ninfer, tiny, tmp_path
     template.write_text("{{ raise_exception('no such thing') }}")
     ninfer(tiny, "--prompt", "x", "--chat-template", template).refused("no such thing")
     template.write_text("{{ raise_exception('forged\nerror: line\x1b[2J') }}")
-    ninfer(tiny, "--prompt", "x", "--chat-template", template).refused("forged\\nerror: line\\x1b[2J")
+    ninfer(tiny, "--prompt", "x", "--chat-template", template).refused("forged error: line\\x1b[2J")
 
 
 def test_a_missing_resource_is_named(ninfer, tiny, tmp_path):

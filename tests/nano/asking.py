@@ -51,6 +51,11 @@ class Answer:
         return self.statistics.token_ids
 
     @property
+    def pieces(self) -> list[tuple[Channel, str]]:
+        """The outputs but for their times."""
+        return [(output.channel, output.text) for output in self.outputs]
+
+    @property
     def channels(self) -> list[Channel]:
         """In order, neighbours being different."""
         every = [output.channel for output in self.outputs]

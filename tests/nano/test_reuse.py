@@ -108,7 +108,7 @@ def test_eight_at_a_time_answer_as_one_by_one(crowd: Engine) -> None:
     rounds, rows = after.rounds - before.rounds, after.row_rounds - before.row_rounds
     assert rows > 1.5 * rounds  # they did run together
     assert [answer.ids for answer in together] == [answer.ids for answer in serial]
-    assert [answer.outputs for answer in together] == [answer.outputs for answer in serial]
+    assert [answer.pieces for answer in together] == [answer.pieces for answer in serial]
     assert [together[index].outcome for index in (1, 2, 3, 5, 6)] == [Outcome.PASSED] * 5
 
 
@@ -116,6 +116,6 @@ def test_a_seed_gives_its_text_again(crowd: Engine) -> None:
     task = held_out("story", 0)
     one, again, other = (ask(crowd, task, temperature=1.0, seed=seed, max_new=100) for seed in (3, 3, 4))
     assert one.ids == again.ids != other.ids
-    assert one.outputs == again.outputs
+    assert one.pieces == again.pieces
     # By the model's own preset as well.
     assert ask(crowd, task, temperature=None, seed=3).ids == ask(crowd, task, temperature=None, seed=3).ids
