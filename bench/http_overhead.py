@@ -25,7 +25,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from ninfer.api import Done, Engine, EngineOptions, GenerationOptions, Output, RuntimeStatistics, Statistics
+from ninfer.api import (
+    Done,
+    Engine,
+    EngineOptions,
+    Event,
+    GenerationOptions,
+    Output,
+    RuntimeStatistics,
+    Statistics,
+)
 from ninfer.serve.jobs import Job
 from ninfer.serve.link import EngineLink
 
@@ -142,34 +151,49 @@ def conversation(engine: Engine, tokens: int, number: int) -> list[dict]:
     return [{"role": "user", "content": f"{number}. Explain at length, in many sentences: {text}"}]
 
 
-def in_process(engine: Engine, messages: list[dict], options: GenerationOptions) -> Answer:
-    begin = time.perf_counter()
-    first = last = 0.0
-    pieces = []
-    for event in engine.chat(messages, options):
+class Reader:
+    """Reads the events of one answer; made when it is asked for."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+        self._first = self._last = 0.0
+        self._pieces: list[str] = []
+        self._statistics: Statistics | None = None
+
+    def take(self, event: Event) -> None:
         if isinstance(event, Output):
-            last = time.perf_counter()
-            first = first or last
-            pieces.append(event.text)
+            self._last = time.perf_counter()
+            self._first = self._first or self._last
+            self._pieces.append(event.text)
         elif isinstance(event, Done):
-            return _answer(begin, first, last, event.statistics, pieces)
-    raise AssertionError("an answer ends with Done")
+            self._statistics = event.statistics
+
+    def answer(self) -> Answer:
+        assert self._statistics is not None, "an answer ends with Done"
+        return Answer(
+            self._first - self._begin,
+            self._last - self._first,
+            self._statistics.generated_tokens,
+            self._statistics.prefill_seconds,
+            self._statistics.decode_rate or math.nan,
+            "".join(self._pieces),
+        )
+
+
+def in_process(engine: Engine, messages: list[dict], options: GenerationOptions) -> Answer:
+    reader = Reader()
+    for event in engine.chat(messages, options):
+        reader.take(event)
+    return reader.answer()
 
 
 async def behind_link(
     link: EngineLink, engine: Engine, messages: list[dict], options: GenerationOptions
 ) -> Answer:
-    begin = time.perf_counter()
-    first = last = 0.0
-    pieces = []
+    reader = Reader()
     async for event in await link.submit(Job(engine.frontend.render(messages), options)):
-        if isinstance(event, Output):
-            last = time.perf_counter()
-            first = first or last
-            pieces.append(event.text)
-        elif isinstance(event, Done):
-            return _answer(begin, first, last, event.statistics, pieces)
-    raise AssertionError("an answer ends with Done")
+        reader.take(event)
+    return reader.answer()
 
 
 def over_http(port: int, messages: list[dict], tokens: int) -> Answer:
@@ -210,17 +234,6 @@ def over_http(port: int, messages: list[dict], tokens: int) -> Answer:
                 pieces.append(text)
     connection.close()
     return Answer(first - begin, last - first, generated, prefill, rate, "".join(pieces))
-
-
-def _answer(begin: float, first: float, last: float, statistics: Statistics, pieces: list[str]) -> Answer:
-    return Answer(
-        first - begin,
-        last - first,
-        statistics.generated_tokens,
-        statistics.prefill_seconds,
-        statistics.decode_rate or math.nan,
-        "".join(pieces),
-    )
 
 
 @contextmanager

@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     from ninfer.serve.generation import Service
 
 
-# Some clients give a stream up after five minutes without an event; comments don't count.
-_QUIET_SECONDS = 30.0
+QUIET_SECONDS = 30.0
+"""After so long without an event, one that says nothing: Claude Code and Codex give a stream up after five
+minutes, and comments don't count."""
 
 
 class Choice:
@@ -97,7 +98,7 @@ class Choice:
         for item in self._parser.feed(event.channel, event.text):
             events.append(self._parsed(item, timings))
         now = perf_counter()
-        if not events and self._call is not None and now - self._told >= _QUIET_SECONDS:
+        if not events and self._call is not None and now - self._told >= QUIET_SECONDS:
             events.append(CallArguments(self._call, ""))  # a long argument is being written
         if events:
             self._told = now

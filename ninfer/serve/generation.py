@@ -272,9 +272,8 @@ def _brief(request: GenerationRequest) -> bool:
     """Is it rendered sooner than a thread would begin to?"""
     if request.tools or request.response_format is not None or len(request.messages) > _BRIEF_MESSAGES:
         return False
-    contents = [message.get("content") for message in request.messages]
-    plain = all(isinstance(content, str) for content in contents)
-    return plain and sum(map(len, map(str, contents))) <= _BRIEF_TEXT
+    texts = [m["content"] for m in request.messages if isinstance(m.get("content"), str)]
+    return len(texts) == len(request.messages) and sum(map(len, texts)) <= _BRIEF_TEXT
 
 
 def _too_late(limit: float | None) -> ApiError:

@@ -40,27 +40,27 @@ def fold_system(messages: list[Message]) -> list[Message]:
         leading += 1
     folded: list[Message] = []
     if leading:
-        opening = "\n\n".join(text for m in messages[:leading] if (text := text_of(m["content"])))
+        opening = "\n\n".join(text for m in messages[:leading] if (text := _text(m["content"])))
         folded.append({"role": "system", "content": opening})
     held = ""
     for message in messages[leading:]:
         if message["role"] in _SYSTEM:
-            note = f"<system-reminder>\n{text_of(message['content']).strip()}\n</system-reminder>"
+            note = f"<system-reminder>\n{_text(message['content']).strip()}\n</system-reminder>"
             if folded and folded[-1]["role"] in ("user", "tool"):
-                folded[-1]["content"] = _joined(text_of(folded[-1]["content"]), note)
+                folded[-1]["content"] = _joined(_text(folded[-1]["content"]), note)
             else:
                 held = _joined(held, note)
         else:
             message = dict(message)
             if held and message["role"] in ("user", "tool"):
-                message["content"], held = _joined(held, text_of(message["content"])), ""
+                message["content"], held = _joined(held, _text(message["content"])), ""
             folded.append(message)
     if held:
         folded.append({"role": "user", "content": held})
     return folded
 
 
-def text_of(content: Any) -> str:
+def _text(content: Any) -> str:
     """The text of a message's content: a string, text parts, or None."""
     if isinstance(content, list):
         return "".join(part.get("text", "") for part in content)

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from ninfer.events import FinishReason
+from ninfer.serve.answer import QUIET_SECONDS
 from ninfer.serve.calls import (
     AnswerEvent,
     Begun,
@@ -23,8 +24,6 @@ from ninfer.serve.calls import (
 )
 from ninfer.serve.sealing import sealed
 
-# Claude Code gives a stream up after five minutes without an event that isn't a comment.
-_QUIET_SECONDS = 30.0
 _STOP_REASONS = {
     FinishReason.OUTPUT_LIMIT: "max_tokens",
     FinishReason.CONTEXT_CAPACITY: "model_context_window_exceeded",
@@ -123,7 +122,7 @@ class MessageEvents:
             yield self._delta("thinking_delta", thinking=text)
             return
         self._reasoning.append(text)
-        if self._clock() - self._last >= _QUIET_SECONDS:
+        if self._clock() - self._last >= QUIET_SECONDS:
             yield self._delta("thinking_delta", thinking="")
 
     def _begin(self, block: Event) -> Iterator[Event]:
