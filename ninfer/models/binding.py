@@ -16,13 +16,18 @@ import numpy as np
 import torch
 
 from ninfer.errors import ModelError
-from ninfer.ops.weights import Encoded, Matrix, RowSpan
+from ninfer.ops import ActivationPolicy, Encoded, Matrix, Role, RowSpan, place
 
 if TYPE_CHECKING:
     from ninfer.artifact import Artifact, Binding, Component, Use
 
 DIVISOR = "activation_input_divisor"
 _DIRECT = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int32": torch.int32}
+_POLICIES = {
+    "A16Only": ActivationPolicy.A16,
+    "AllowA8": ActivationPolicy.A8,
+    "AllowA4": ActivationPolicy.A4,
+}
 
 
 def component(artifact: Artifact, name: str) -> Component:
@@ -58,11 +63,11 @@ class Binder:
 
     def table(self, name: str, shape: tuple[int, int]) -> Matrix:
         """A matrix that is looked up by rows instead of multiplied: no Use."""
-        return self._matrix(name, self._binding(name, shape), shape)
+        return self._placed(self._matrix(name, self._binding(name, shape), shape), Role.TABLE)
 
-    def matrix(self, name: str, shape: tuple[int, int], input: str) -> Matrix:
+    def matrix(self, name: str, shape: tuple[int, int], input: str, role: Role = Role.LINEAR) -> Matrix:
         """A matrix applied to the mathematical input `input`."""
-        return self._projection(name, shape, input, {})[0]
+        return self._placed(self._projection(name, shape, input, {})[0], role)
 
     def permuted(
         self, name: str, shape: tuple[int, int], input: str, role: str, blocks: int
@@ -76,15 +81,22 @@ class Binder:
         order = auxiliaries.get(role)
         if order is not None and sorted(order.tolist()) != list(range(blocks)):
             raise ModelError(f"auxiliary '{role}' of '{name}' must be a permutation of 0..{blocks - 1}")
-        return matrix, order
+        return self._placed(matrix, Role.LINEAR), order
 
-    def stack(self, members: Sequence[tuple[str, tuple[int, int]]], input: str) -> Matrix:
+    def stack(
+        self, members: Sequence[tuple[str, tuple[int, int]]], input: str, role: Role = Role.LINEAR
+    ) -> Matrix:
         """Projections of one input as one matrix; parents packed in this order stay one span."""
-        return Matrix.stack([self.matrix(name, shape, input) for name, shape in members])
+        parts = [self._projection(name, shape, input, {})[0] for name, shape in members]
+        return self._placed(Matrix.stack(parts), role)
 
     def vector(self, name: str, shape: tuple[int, ...], format: str = "bf16") -> torch.Tensor:
         """A direct parameter, in the required format and C order."""
         return self._direct(self._binding(name, shape), f"parameter '{name}'", shape, format)
+
+    def _placed(self, matrix: Matrix, role: Role) -> Matrix:
+        place(matrix, self._device, role)
+        return matrix
 
     def _projection(
         self, name: str, shape: tuple[int, int], input: str, tables: Mapping[str, int]
@@ -96,6 +108,7 @@ class Binder:
         if use.activation_policy is None:
             raise ModelError(f"the Use of '{name}' for '{input}' lacks an activation policy")
         matrix = self._matrix(name, binding, shape)
+        matrix.policy = _POLICIES[use.activation_policy]
         auxiliaries = self._auxiliaries(use, tables)
         nvfp4 = any(span.parent.format == "nvfp4" for span in matrix.spans)
         if nvfp4 and use.activation_policy == "AllowA4" and DIVISOR not in use.auxiliaries:
@@ -151,7 +164,7 @@ class Binder:
                     raise ModelError(
                         f"the divisor of object '{object_id}' must be positive and finite, not {divisor}"
                     )
-            parent = Encoded(tensor.format, tensor.layout, tuple(tensor.shape), data.to(self._device))
+            parent = Encoded(tensor.format, tensor.layout, tuple(tensor.shape), data)
             self._parents[object_id] = parent
         return parent
 

@@ -20,6 +20,7 @@ class Batch:
     page_table     int32 [rows, P]  page that holds positions [64 b, 64 b + 64) of a row
     source_slots   int32 [rows]  state slot that a row continues from, read only; -1: the start of a sequence
     target_slots   int32 [rows]  state slot that receives its new state; may equal the source
+    extent         the host's promise that every position is below it, None without one (a recorded round)
     """
 
     tokens: torch.Tensor
@@ -28,6 +29,7 @@ class Batch:
     page_table: torch.Tensor
     source_slots: torch.Tensor
     target_slots: torch.Tensor
+    extent: int | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Activations are bf16; every operator also takes float32 (a mode for tests: all m
 float32 then). T columns are B requests of W columns each, flattened row by row.
 """
 
-from ninfer.ops.attention import PAGE, KvPages, paged_attention, qk_prepare
+from ninfer.ops.attention import PAGE, KvPages, gated_attention, paged_attention, qk_prepare
 from ninfer.ops.conv import causal_conv, fold_conv
 from ninfer.ops.delta import (
     CHUNK,
@@ -15,6 +15,7 @@ from ninfer.ops.delta import (
     gdn_gating,
 )
 from ninfer.ops.embedding import embedding
+from ninfer.ops.fused import GdnMixer, gdn_mix, norm_linear, norm_linear_swiglu
 from ninfer.ops.gate import sigmoid_mul
 from ninfer.ops.linear import linear, linear_swiglu, logits
 from ninfer.ops.norms import gated_rms_norm, rms_norm
@@ -33,7 +34,7 @@ from ninfer.ops.sampling import (
     token_logprobs,
     uniform,
 )
-from ninfer.ops.weights import Encoded, Matrix, RowSpan
+from ninfer.ops.weights import ActivationPolicy, Encoded, Matrix, Role, RowSpan, place
 from ninfer.ops.workspace import (
     attention_bytes,
     delta_net_bytes,
@@ -48,13 +49,16 @@ __all__ = [
     "CHUNK",
     "PAGE",
     "RECORD_COLUMNS",
+    "ActivationPolicy",
     "DeltaRecords",
     "Draws",
     "Encoded",
+    "GdnMixer",
     "KvPages",
     "Matrix",
     "Purpose",
     "Recording",
+    "Role",
     "Rope",
     "RowSpan",
     "SamplingParams",
@@ -67,15 +71,20 @@ __all__ = [
     "embedding",
     "fold_conv",
     "fold_delta_net",
+    "gated_attention",
     "gated_delta_net",
     "gated_rms_norm",
     "gdn_gating",
+    "gdn_mix",
     "linear",
     "linear_bytes",
     "linear_swiglu",
     "logits",
     "mask_words",
+    "norm_linear",
+    "norm_linear_swiglu",
     "paged_attention",
+    "place",
     "qk_prepare",
     "recorded_attention",
     "recorded_linear",

@@ -111,6 +111,7 @@ def paged_attention(
     page_table: torch.Tensor,
     cache_positions: torch.Tensor,
     scale: float,
+    extent: int | None = None,
 ) -> torch.Tensor:
     """`softmax(scale q.k_j) v_j` over the keys `j <= cache_positions[t]`: `[T, Hq, D]` -> `[T, Hq, D]`.
 
@@ -119,5 +120,29 @@ def paged_attention(
     masked: it reads nothing and its output is zero. How the keys are divided into partial sums depends on
     their own positions only, so a column's result depends on nothing but its own keys (with more than 16
     columns a request, where PyTorch has matrix tiles, also on how many they are).
+
+    `extent` is a promise of the host that every position is below it. It sizes launches and scratch and never
+    changes a result; None: nothing is known beyond the table's size.
     """
-    return backend(q.device.type).paged_attention(q, pages, page_table, cache_positions, scale)
+    return backend(q.device.type).paged_attention(q, pages, page_table, cache_positions, scale, extent)
+
+
+def gated_attention(
+    q: torch.Tensor,
+    gate: torch.Tensor,
+    pages: KvPages,
+    page_table: torch.Tensor,
+    cache_positions: torch.Tensor,
+    scale: float,
+    extent: int | None = None,
+) -> torch.Tensor:
+    """`sigmoid_mul(paged_attention(...), gate)`, with its two roundings: `[T, Hq * D]`.
+
+    `gate [T, Hq * D]`, rows may be strided.
+    """
+    module = backend(q.device.type)
+    fused = getattr(module, "gated_attention", None)
+    if fused is not None:
+        return fused(q, gate, pages, page_table, cache_positions, scale, extent)
+    a = module.paged_attention(q, pages, page_table, cache_positions, scale, extent)
+    return module.sigmoid_mul(a.view(gate.shape), gate)

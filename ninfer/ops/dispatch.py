@@ -8,7 +8,7 @@ from types import ModuleType
 
 from ninfer.errors import OptionError
 
-_BACKENDS = {"cpu": "ninfer.ops.cpu"}
+_BACKENDS = {"cpu": "ninfer.ops.cpu", "cuda": "ninfer.ops.cuda"}
 
 
 @functools.cache

@@ -4,10 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum, StrEnum
 
 import torch
 
 from ninfer.errors import FormatError
+from ninfer.ops.dispatch import backend
+
+
+class ActivationPolicy(IntEnum):
+    """How far a product may quantize its activations, privately; each allows what is before it."""
+
+    A16 = 0
+    A8 = 1
+    A4 = 2
+
+
+class Role(StrEnum):
+    """What a matrix is for: a backend chooses its packing by that."""
+
+    LINEAR = "linear"
+    """`linear`, `logits`, `norm_linear`."""
+    SWIGLU = "swiglu"
+    """Gate rows, then as many up rows, for `linear_swiglu` and `norm_linear_swiglu`."""
+    TABLE = "table"
+    """Looked up by rows: `embedding`."""
+    GATING = "gating"
+    """A small projection of `gdn_gating`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,12 +74,13 @@ class Matrix:
     """A logical `[rows, columns]` weight: row spans of encoded parents, one below the other.
 
     Adjacent spans of one parent are merged. The bytes are never copied. A backend keeps what it derives
-    from the spans (addresses, plane offsets) in `plan`; nobody else reads that attribute.
+    from the spans (addresses, plane offsets, its own packing) in `plan`; nobody else reads that attribute.
+    `policy` says how far activations may be quantized on the way (`ActivationPolicy`).
     """
 
-    __slots__ = ("columns", "plan", "rows", "spans")
+    __slots__ = ("columns", "device", "plan", "policy", "rows", "spans")
 
-    def __init__(self, spans: Sequence[RowSpan]) -> None:
+    def __init__(self, spans: Sequence[RowSpan], policy: ActivationPolicy = ActivationPolicy.A16) -> None:
         if not spans:
             raise FormatError("a matrix needs at least one row span")
         merged: list[RowSpan] = []
@@ -72,6 +96,8 @@ class Matrix:
         self.spans: tuple[RowSpan, ...] = tuple(merged)
         self.rows: int = sum(span.end - span.begin for span in merged)
         self.columns: int = columns.pop()
+        self.policy = policy
+        self.device: torch.device = merged[0].parent.data.device
         self.plan: object | None = None
 
     @classmethod
@@ -81,13 +107,23 @@ class Matrix:
 
     @classmethod
     def stack(cls, matrices: Iterable[Matrix]) -> Matrix:
-        """The matrices one below the other, so that one call reads the input once."""
-        return cls([span for matrix in matrices for span in matrix.spans])
+        """The matrices one below the other, so that one call reads the input once; it allows what all
+        allow."""
+        members = list(matrices)
+        policy = min((matrix.policy for matrix in members), default=ActivationPolicy.A16)
+        return cls([span for matrix in members for span in matrix.spans], policy)
 
-    @property
-    def device(self) -> torch.device:
-        return self.spans[0].parent.data.device
+    def placed(self, device: torch.device, plan: object) -> None:
+        """Note that a backend holds the weights on `device` now, and let go of the encoded bytes."""
+        self.device, self.plan, self.spans = device, plan, ()
 
     def __repr__(self) -> str:
-        formats = ", ".join(dict.fromkeys(span.parent.format for span in self.spans))
+        formats = ", ".join(dict.fromkeys(span.parent.format for span in self.spans)) or "placed"
         return f"Matrix([{self.rows}, {self.columns}], {formats}, {len(self.spans)} spans)"
+
+
+def place(matrix: Matrix, device: torch.device, role: Role) -> None:
+    """Bring a matrix to `device` in the layout that its kernels there like, once; afterwards its encoded bytes
+    are no longer needed. On the CPU the encoded bytes themselves are that layout, and nothing happens."""
+    if device.type != "cpu":
+        backend(device.type).place(matrix, device, role)

@@ -69,10 +69,9 @@ class Llama:
         eps = self.config.rms_norm_eps
         x = ops.embedding(batch.tokens, self.parameters.token_embedding, self.dtype)
         for layer, pages in zip(self.parameters.layers, cache.kv, strict=True):
-            h = ops.rms_norm(x, layer.input_norm, eps, unit_offset=False)
-            x = self._attention(layer, h, x, batch, pages)
-            h = ops.rms_norm(x, layer.post_attention_norm, eps, unit_offset=False)
-            x = ops.linear(ops.linear_swiglu(h, layer.gate_up), layer.down, residual=x)
+            x = self._attention(layer, x, batch, pages)
+            inner = ops.norm_linear_swiglu(x, layer.post_attention_norm, eps, False, layer.gate_up)
+            x = ops.linear(inner, layer.down, residual=x)
         return ops.rms_norm(x, self.parameters.final_norm, eps, unit_offset=False)
 
     def fold(
@@ -88,22 +87,16 @@ class Llama:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return ops.logits(hidden, self.parameters.output_head, self.public_tokens)
 
-    def _attention(
-        self,
-        layer: Layer,
-        h: torch.Tensor,
-        x: torch.Tensor,
-        batch: Batch,
-        pages: ops.KvPages,
-    ) -> torch.Tensor:
-        """x + W_o attention(W_q h, W_k h, W_v h); keys and values join the cache first."""
+    def _attention(self, layer: Layer, x: torch.Tensor, batch: Batch, pages: ops.KvPages) -> torch.Tensor:
+        """x + W_o attention(W_q h, W_k h, W_v h), h = norm(x); keys and values join the cache first."""
         c = self.config
-        columns = h.shape[0]
-        heads = ops.linear(h, layer.query_key_value).view(columns, c.heads + 2 * c.kv_heads, c.head_dim)
+        columns = x.shape[0]
+        heads, _ = ops.norm_linear(x, layer.input_norm, c.rms_norm_eps, False, layer.query_key_value)
+        heads = heads.view(columns, c.heads + 2 * c.kv_heads, c.head_dim)
         q, k, v = heads.split_with_sizes((c.heads, c.kv_heads, c.kv_heads), 1)
         q = ops.qk_prepare(
             q, k, v, batch.positions, c.rope, None, None, c.rms_norm_eps,
             pages, batch.page_table, batch.positions,
         )  # fmt: skip
-        a = ops.paged_attention(q, pages, batch.page_table, batch.positions, self.scale)
+        a = ops.paged_attention(q, pages, batch.page_table, batch.positions, self.scale, batch.extent)
         return ops.linear(a.view(columns, -1), layer.output, residual=x)

@@ -8,7 +8,7 @@ import torch
 
 from ninfer.models.binding import Binder
 from ninfer.models.llama.config import LlamaConfig
-from ninfer.ops.weights import Matrix
+from ninfer.ops import Matrix, Role
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +60,7 @@ def _layer(binder: Binder, config: LlamaConfig, p: str) -> Layer:
         gate_up=binder.stack(
             [(f"{p}mlp/gate", (inner, hidden)), (f"{p}mlp/up", (inner, hidden))],
             f"{p}ffn_input",
+            Role.SWIGLU,
         ),
         down=binder.matrix(f"{p}mlp/down", (hidden, inner), f"{p}mlp/product"),
     )

@@ -9,7 +9,7 @@ import torch
 from ninfer import ops
 from ninfer.models.model import Batch, Cache, KvLayout, Records, StateLayout
 from ninfer.models.qwen3_5.config import AttentionConfig, DeltaNetConfig, TextConfig
-from ninfer.models.qwen3_5.parameters import Attention, DeltaNet, Parameters
+from ninfer.models.qwen3_5.parameters import Attention, DeltaNet, Layer, Parameters
 
 
 class Qwen35:
@@ -106,13 +106,12 @@ class Qwen35:
         x = ops.embedding(batch.tokens, self.parameters.token_embedding, self.dtype)
         attention_cache, delta_net_cache = iter(cache.kv), zip(cache.conv, cache.recurrent, strict=True)
         for layer in self.parameters.layers:
-            h = ops.rms_norm(x, layer.input_norm, eps, unit_offset=True)
             if isinstance(layer.mixer, Attention):
-                x = self._attention(layer.mixer, h, x, batch, next(attention_cache))
+                x = self._attention(layer, layer.mixer, x, batch, next(attention_cache))
             else:
-                x = self._delta_net(layer.mixer, h, x, batch, *next(delta_net_cache), *next(kept))
-            h = ops.rms_norm(x, layer.post_attention_norm, eps, unit_offset=True)
-            x = ops.linear(ops.linear_swiglu(h, layer.gate_up), layer.down, residual=x)
+                x = self._delta_net(layer, layer.mixer, x, batch, *next(delta_net_cache), *next(kept))
+            inner = ops.norm_linear_swiglu(x, layer.post_attention_norm, eps, True, layer.gate_up)
+            x = ops.linear(inner, layer.down, residual=x)
         return ops.rms_norm(x, self.parameters.final_norm, eps, unit_offset=True)
 
     def fold(
@@ -132,34 +131,29 @@ class Qwen35:
         return ops.logits(hidden, self.parameters.output_head, self.public_tokens)
 
     def _attention(
-        self,
-        layer: Attention,
-        h: torch.Tensor,
-        x: torch.Tensor,
-        batch: Batch,
-        pages: ops.KvPages,
+        self, layer: Layer, mixer: Attention, x: torch.Tensor, batch: Batch, pages: ops.KvPages
     ) -> torch.Tensor:
         """x + W_o (attention(q, k, v) * sigmoid(gate)); keys and values join the cache first."""
-        c = layer.config
-        columns, queries, keys = h.shape[0], c.heads * c.head_dim, c.kv_heads * c.head_dim
-        q, k, gate, v = ops.linear(h, layer.query_key_gate_value).split_with_sizes(
-            (queries, keys, queries, keys), 1
-        )
+        c, eps = mixer.config, self.config.rms_norm_eps
+        columns, queries, keys = x.shape[0], c.heads * c.head_dim, c.kv_heads * c.head_dim
+        heads, _ = ops.norm_linear(x, layer.input_norm, eps, True, mixer.query_key_gate_value)
+        q, k, gate, v = heads.split_with_sizes((queries, keys, queries, keys), 1)
         q = ops.qk_prepare(
             q.view(columns, c.heads, c.head_dim),
             k.view(columns, c.kv_heads, c.head_dim),
             v.view(columns, c.kv_heads, c.head_dim),
-            batch.positions, c.rope, layer.query_norm, layer.key_norm, self.config.rms_norm_eps,
+            batch.positions, c.rope, mixer.query_norm, mixer.key_norm, eps,
             pages, batch.page_table, batch.positions,
         )  # fmt: skip
-        a = ops.paged_attention(q, pages, batch.page_table, batch.positions, c.head_dim**-0.5)
-        a = ops.sigmoid_mul(a.view(columns, queries), gate)
-        return ops.linear(a, layer.output, residual=x)
+        a = ops.gated_attention(
+            q, gate, pages, batch.page_table, batch.positions, c.head_dim**-0.5, batch.extent
+        )
+        return ops.linear(a, mixer.output, residual=x)
 
     def _delta_net(
         self,
-        layer: DeltaNet,
-        h: torch.Tensor,
+        layer: Layer,
+        mixer: DeltaNet,
         x: torch.Tensor,
         batch: Batch,
         conv_states: torch.Tensor,
@@ -168,24 +162,14 @@ class Qwen35:
         records: ops.DeltaRecords | None,
     ) -> torch.Tensor:
         """x + W_out (norm(delta_net(conv(q, k, v), g, beta)) * silu(z)); only q, k, v are convolved."""
-        c = layer.config
-        columns = h.shape[0]
-        slots = batch.source_slots, batch.target_slots
-        qkv, z = ops.linear(h, layer.query_key_value_z).split_with_sizes((c.channels, c.value_width), 1)
-        g, beta = ops.gdn_gating(h, layer.a, layer.b, layer.a_log, layer.dt_bias)
-        qkv = ops.causal_conv(qkv, layer.convolution, conv_states, *slots, conv_records)
-        q, k, v = qkv.split_with_sizes((c.key_width, c.key_width, c.value_width), 1)
-        o = ops.gated_delta_net(
-            q.view(columns, c.key_heads, c.key_head_dim),
-            k.view(columns, c.key_heads, c.key_head_dim),
-            v.view(columns, c.value_heads, c.value_head_dim),
-            g, beta, states, *slots, records,
+        c, eps = mixer.config, self.config.rms_norm_eps
+        heads, h = ops.norm_linear(x, layer.input_norm, eps, True, mixer.query_key_value_z)
+        qkv, z = heads.split_with_sizes((c.channels, c.value_width), 1)
+        y = ops.gdn_mix(
+            mixer.between, qkv, z, h, conv_states, states, batch.source_slots, batch.target_slots,
+            conv_records, records,
         )  # fmt: skip
-        y = ops.gated_rms_norm(
-            o, z.view(columns, c.value_heads, c.value_head_dim), layer.norm, self.config.rms_norm_eps,
-            layer.head_order,
-        )  # fmt: skip
-        return ops.linear(y.view(columns, c.value_width), layer.output, residual=x)
+        return ops.linear(y, mixer.output, residual=x)
 
 
 def _widths(mixer: AttentionConfig | DeltaNetConfig) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import torch
 
 from ninfer.models.binding import Binder
 from ninfer.models.qwen3_5.config import AttentionConfig, DeltaNetConfig, TextConfig
-from ninfer.ops.weights import Matrix
+from ninfer.ops import GdnMixer, Matrix, Role
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,20 +26,14 @@ class Attention:
 class DeltaNet:
     """Gated DeltaNet; the stack's rows are query, key, value, z.
 
-    `head_order` is int32 `[value_heads]` where the columns of `output` were stored in another order of heads:
-    column block j multiplies head `head_order[j]`. None means the natural order.
+    `between.head_order` is int32 `[value_heads]` where the columns of `output` were stored in another order
+    of heads: column block j multiplies head `head_order[j]`. None means the natural order.
     """
 
     config: DeltaNetConfig
     query_key_value_z: Matrix
-    a: Matrix
-    b: Matrix
-    a_log: torch.Tensor
-    dt_bias: torch.Tensor
-    convolution: torch.Tensor
-    norm: torch.Tensor
+    between: GdnMixer
     output: Matrix
-    head_order: torch.Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +75,13 @@ def _layer(binder: Binder, config: TextConfig, mixer: AttentionConfig | DeltaNet
         mixer=(
             _attention(binder, mixer, hidden, p)
             if isinstance(mixer, AttentionConfig)
-            else _delta_net(binder, mixer, hidden, p)
+            else _delta_net(binder, mixer, hidden, config.rms_norm_eps, p)
         ),
         post_attention_norm=binder.vector(f"{p}post_attention_norm", (hidden,)),
         gate_up=binder.stack(
             [(f"{p}mlp/gate", (inner, hidden)), (f"{p}mlp/up", (inner, hidden))],
             f"{p}ffn_input",
+            Role.SWIGLU,
         ),
         down=binder.matrix(f"{p}mlp/down", (hidden, inner), f"{p}mlp/product"),
     )
@@ -111,7 +106,7 @@ def _attention(binder: Binder, config: AttentionConfig, hidden: int, p: str) -> 
     )
 
 
-def _delta_net(binder: Binder, config: DeltaNetConfig, hidden: int, p: str) -> DeltaNet:
+def _delta_net(binder: Binder, config: DeltaNetConfig, hidden: int, eps: float, p: str) -> DeltaNet:
     gates = (config.value_heads, hidden)
     output, head_order = binder.permuted(
         f"{p}gdn/output",
@@ -131,12 +126,19 @@ def _delta_net(binder: Binder, config: DeltaNetConfig, hidden: int, p: str) -> D
             ],
             f"{p}mixer_input",
         ),
-        a=binder.matrix(f"{p}gdn/a_projection", gates, f"{p}mixer_input"),
-        b=binder.matrix(f"{p}gdn/b_projection", gates, f"{p}mixer_input"),
-        a_log=binder.vector(f"{p}gdn/a_log", (config.value_heads,), "fp32"),
-        dt_bias=binder.vector(f"{p}gdn/dt_bias", (config.value_heads,), "fp32"),
-        convolution=binder.vector(f"{p}gdn/convolution", (config.taps, config.channels)),
-        norm=binder.vector(f"{p}gdn/norm", (config.value_head_dim,)),
+        between=GdnMixer(
+            key_heads=config.key_heads,
+            key_dim=config.key_head_dim,
+            value_heads=config.value_heads,
+            value_dim=config.value_head_dim,
+            eps=eps,
+            a=binder.matrix(f"{p}gdn/a_projection", gates, f"{p}mixer_input", Role.GATING),
+            b=binder.matrix(f"{p}gdn/b_projection", gates, f"{p}mixer_input", Role.GATING),
+            a_log=binder.vector(f"{p}gdn/a_log", (config.value_heads,), "fp32"),
+            dt_bias=binder.vector(f"{p}gdn/dt_bias", (config.value_heads,), "fp32"),
+            convolution=binder.vector(f"{p}gdn/convolution", (config.taps, config.channels)),
+            norm=binder.vector(f"{p}gdn/norm", (config.value_head_dim,)),
+            head_order=head_order,
+        ),
         output=output,
-        head_order=head_order,
     )

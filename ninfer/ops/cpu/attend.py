@@ -25,6 +25,7 @@ def paged_attention(
     page_table: torch.Tensor,
     cache_positions: torch.Tensor,
     scale: float,
+    extent: int | None = None,  # known here anyway
 ) -> torch.Tensor:
     columns, q_heads, width = q.shape
     requests = page_table.shape[0]

@@ -1,0 +1,95 @@
+"""Neighbouring operators as one: what a backend may do in one pass, defined by its parts.
+
+A backend that has a fused kernel offers it under the same name; elsewhere the parts run one after the other.
+The roundings are those of the parts, so both ways meet the same criterion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ninfer.ops.delta import DeltaRecords
+from ninfer.ops.dispatch import backend
+from ninfer.ops.weights import Matrix
+
+
+@dataclass(frozen=True, eq=False)
+class GdnMixer:
+    """What a Gated DeltaNet mixer is made of between its two large products.
+
+    `a`, `b` `[Hv, hidden]`; `a_log`, `dt_bias` float32 `[Hv]`; `convolution [taps, channels]`; `norm [Dv]`;
+    `head_order` int32 `[Hv]` or None, as in `gated_rms_norm`.
+    """
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    eps: float
+    a: Matrix
+    b: Matrix
+    a_log: torch.Tensor
+    dt_bias: torch.Tensor
+    convolution: torch.Tensor
+    norm: torch.Tensor
+    head_order: torch.Tensor | None
+
+
+def norm_linear(
+    x: torch.Tensor, gain: torch.Tensor, eps: float, unit_offset: bool, w: Matrix
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`h = rms_norm(x)` and `linear(h, w)`: `([T, N], h [T, K])` for `x [T, K]`."""
+    module = backend(x.device.type)
+    fused = getattr(module, "norm_linear", None)
+    if fused is not None:
+        return fused(x, gain, eps, unit_offset, w)
+    h = module.rms_norm(x, gain, eps, unit_offset)
+    return module.linear(h, w, None), h
+
+
+def norm_linear_swiglu(
+    x: torch.Tensor, gain: torch.Tensor, eps: float, unit_offset: bool, gate_up: Matrix
+) -> torch.Tensor:
+    """`linear_swiglu(rms_norm(x), gate_up)`: `[T, I]` for `x [T, K]`."""
+    module = backend(x.device.type)
+    fused = getattr(module, "norm_linear_swiglu", None)
+    if fused is not None:
+        return fused(x, gain, eps, unit_offset, gate_up)
+    return module.linear_swiglu(module.rms_norm(x, gain, eps, unit_offset), gate_up)
+
+
+def gdn_mix(
+    m: GdnMixer,
+    qkv: torch.Tensor,
+    z: torch.Tensor,
+    h: torch.Tensor,
+    conv_states: torch.Tensor,
+    states: torch.Tensor,
+    source_slots: torch.Tensor,
+    target_slots: torch.Tensor,
+    conv_records: torch.Tensor | None = None,
+    records: DeltaRecords | None = None,
+) -> torch.Tensor:
+    """`gdn_gating`, `causal_conv`, `gated_delta_net` and `gated_rms_norm` of T columns: `[T, Hv * Dv]`.
+
+    `qkv [T, channels]` and `z [T, Hv * Dv]` are raw projections (rows may be strided), `h [T, hidden]` is what
+    they were projected from. Slots and records as in those operators; records come both or not at all.
+    """
+    module = backend(h.device.type)
+    fused = getattr(module, "gdn_mix", None)
+    if fused is not None:
+        return fused(m, qkv, z, h, conv_states, states, source_slots, target_slots, conv_records, records)
+    columns, keys = h.shape[0], m.key_heads * m.key_dim
+    g, beta = module.gdn_gating(h, m.a, m.b, m.a_log, m.dt_bias)
+    qkv = module.causal_conv(qkv, m.convolution, conv_states, source_slots, target_slots, conv_records)
+    q, k, v = qkv.split_with_sizes((keys, keys, m.value_heads * m.value_dim), 1)
+    o = module.gated_delta_net(
+        q.view(columns, m.key_heads, m.key_dim),
+        k.view(columns, m.key_heads, m.key_dim),
+        v.view(columns, m.value_heads, m.value_dim),
+        g, beta, states, source_slots, target_slots, records,
+    )  # fmt: skip
+    z = z.view(columns, m.value_heads, m.value_dim)
+    return module.gated_rms_norm(o, z, m.norm, m.eps, m.head_order).view(columns, -1)
