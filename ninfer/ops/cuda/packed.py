@@ -16,7 +16,7 @@ NVFP4: 8 codes in a word of 32 bits, columns 0, 2, 4, 6 in the low half, 1, 3, 5
 bits by `NIBBLES`; a unit's scales are bytes `8 (E + 22) + M` for 2^E (1 + M / 8) at `512 + 2 lane` (row r) and
 `513 + 2 lane` (row r + 8); codes under a zero scale are 0; `row_scales` hold `2^7 / divisor`.
 FP8 by rows: bytes 0 .. 3 of a word are columns `FP8_BYTES`; `row_scales` hold the rows' factors.
-BF16: as it is.
+BF16: vector j of a lane is step j: columns 4 j, 4 j + 1 of row r, of row r + 8, then 4 j + 2, 4 j + 3 of both.
 
 In a SWIGLU segment a tile holds 8 gate rows and the 8 up rows that belong to them, so that a lane holds both.
 """

@@ -11,7 +11,7 @@ typedef unsigned long long u64;
 // acc (16 rows x 8 tokens) += A (16 x 16, bf16) B (16 x 8, bf16). Lane 4 r + q holds of A the rows r (a0, a2) and
 // r + 8 (a1, a3), of B token r, of the sum rows r (c0, c1) and r + 8 (c2, c3) of tokens 2 q and 2 q + 1.
 DEVICE void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }

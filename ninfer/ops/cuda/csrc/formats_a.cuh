@@ -81,18 +81,17 @@ struct Fp8Row {
     }
 };
 
-// Four times 512 bytes, 16 a lane: row r's columns 0 .. 7, 8 .. 15, then those of row r + 8.
+// Vector j is step j of 16 columns: row r's columns 4 j, 4 j + 1; the same of row r + 8; row r's 4 j + 2, 4 j + 3;
+// row r + 8's: the A registers as they are.
 struct Bf16 {
     static const int UNIT_BYTES = 2048, UNIT_COLUMNS = 64, ORDER = 0;
 
     template <int NT>
     static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4]) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const Vec4 top = load_shared16(unit + 512 * half + 16 * lane);
-            const Vec4 bottom = load_shared16(unit + 1024 + 512 * half + 16 * lane);
-            step<NT>(x, acc, 2 * half, top.x, bottom.x, top.y, bottom.y);
-            step<NT>(x, acc, 2 * half + 1, top.z, bottom.z, top.w, bottom.w);
+        for (int j = 0; j < 4; ++j) {
+            const Vec4 a = load_shared16(unit + 512 * j + 16 * lane);
+            step<NT>(x, acc, j, a.x, a.y, a.z, a.w);
         }
     }
 };
