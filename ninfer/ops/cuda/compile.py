@@ -160,7 +160,8 @@ class Function:
     def _attribute(self, name: str) -> int:
         driver, _ = _bindings()
         return _check(
-            driver.cuFuncGetAttribute(getattr(driver.CUfunction_attribute, name), self._handle), f"asking for {name}"
+            driver.cuFuncGetAttribute(getattr(driver.CUfunction_attribute, name), self._handle),
+            f"asking for {name}",
         )
 
     def _launch_attributes(self, pdl: bool, cluster: int) -> list[Any]:
