@@ -185,6 +185,8 @@ def _defines(formats: Sequence[str], tokens: Sequence[int], with_variants: bool)
             for division in divisions:
                 for tiles in {small.token_tiles(t) for t in tokens}:
                     made.append(small.module(packing, small._for_tokens(division, tiles), tiles).defines)
+            if case in (ATTENTION_IN, GATE_UP):
+                made.append(small.module(packing, divisions[0], 1, 1).defines)
     return made
 
 
@@ -195,7 +197,8 @@ def _compile(job: tuple[dict, str]) -> None:
 def warm(formats: Sequence[str], tokens: Sequence[int], with_variants: bool) -> None:
     """Compile everything, in parallel."""
     arch = architecture(0)
-    jobs = [(d, arch) for d in _defines(formats, tokens, with_variants)]
+    distinct = {repr(d): d for d in _defines(formats, tokens, with_variants)}
+    jobs = [(d, arch) for d in distinct.values()]
     with ProcessPoolExecutor(10, mp_context=get_context("spawn")) as pool:
         list(pool.map(_compile, jobs))
     print(f"{len(jobs)} kernels compiled")

@@ -49,11 +49,11 @@ class Division:
     buffers: int
     blocks: int
 
-    def shared_bytes(self, packing: Packing, tiles: int) -> int:
+    def shared_bytes(self, packing: Packing, tiles: int, norm: bool = False) -> int:
         """Of a block, for `tiles` token tiles; as `struct Shared` has it."""
         ring = _up(self.copies * self.copy_units * packing.unit_bytes, 128) * self.warps
         sums = self.buffers * tiles * self.warps * 512
-        return _up(ring + sums + 8 * (self.warps * self.copies + 2 * self.buffers) + 32 * self.warps, 128)
+        return _up(ring + sums + 8 * (self.warps * self.copies + 2 * self.buffers) + 512 * self.warps * norm, 128)
 
 
 def _up(value: int, step: int) -> int:
@@ -90,8 +90,9 @@ def _for_tokens(division: Division, tiles: int) -> Division:
 
 
 @cache
-def module(packing: Packing, division: Division, tiles: int) -> Module:
-    """The kernels of a format and a division for `tiles` token tiles of 8."""
+def module(packing: Packing, division: Division, tiles: int, norm: int = 0) -> Module:
+    """The kernels of a format and a division for `tiles` token tiles of 8; with a norm: 1 of bf16 gains, 2 of
+    float32."""
     return Module(
         "small.cuh",
         {
@@ -103,6 +104,7 @@ def module(packing: Packing, division: Division, tiles: int) -> Module:
             "RING_COPIES": division.copies,
             "SUM_BUFFERS": division.buffers,
             "SM_BLOCKS": division.blocks,
+            "NORM": norm,
         },
     )
 
@@ -117,7 +119,7 @@ class _Params(ctypes.Structure):
         ("out_stride", ctypes.c_uint32),
         *(
             (name, ctypes.c_int32)
-            for name in ("tiles", "units", "groups", "mode", "unit_offset", "gain_float")
+            for name in ("tiles", "units", "groups", "mode", "unit_offset")
         ),
         ("eps", ctypes.c_float),
     )
@@ -164,6 +166,12 @@ def small_linear(
         raise OptionError(f"small products take 1 to {MOST_TOKENS} rows of bf16, got {tokens} of {x.dtype}")
     if mode == Mode.SWIGLU and not packed.interleaved:
         raise OptionError("SwiGLU needs gate and up rows of one format, interleaved")
+    if x.shape[1] % 8:
+        if norm is not None:
+            raise OptionError(f"a norm in front of a product needs a multiple of 8 columns, got {x.shape[1]}")
+        x = torch.nn.functional.pad(x, (0, -x.shape[1] % 8))
+    elif x.data_ptr() % 16:
+        x = x.clone()
     tiles = token_tiles(tokens)
     device = x.device.index if x.device.index is not None else torch.cuda.current_device()
     for segment, rows in _wanted(packed, out.shape[1], mode):
@@ -172,7 +180,7 @@ def small_linear(
             _divided(segment.packing, row_tiles, segment.units, processors_of(device)), tiles
         )
         if norm is not None and tiles > 1:
-            x, norm = _normed(x, segment.packing, division, norm), None
+            x, norm = _normed(x, segment, division, norm), None
         _launch(x, segment, division, tiles, row_tiles, rows, out, mode, residual, norm)
         if norm is not None and norm.normed is not None:
             norm = replace(norm, normed=None)
@@ -188,19 +196,27 @@ def _wanted(packed: Packed, columns: int, mode: Mode) -> Iterator[tuple[Segment,
             yield segment, rows
 
 
-def _normed(x: torch.Tensor, packing: Packing, division: Division, norm: Norm) -> torch.Tensor:
+def _normed(x: torch.Tensor, segment: Segment, division: Division, norm: Norm) -> torch.Tensor:
     """The norm by itself, in the same arithmetic as in front of a product."""
     h = torch.empty_like(x) if norm.normed is None else norm.normed
     params = _Params(x=x.data_ptr(), tokens=x.shape[0], columns=x.shape[1])
+    params.units, params.groups = segment.units, division.groups
     _set_norm(params, norm)
     params.normed = h.data_ptr()
-    function = module(packing, division, 2).function("norm_rows", x.device)
-    function.launch((x.shape[0],), (32 * division.warps,), (params,), pdl=_may_overlap(x.device))
+    function = module(segment.packing, division, 1, _kind(norm)).function("norm_rows", x.device)
+    blocks = -(-x.shape[0] // 8) * division.groups
+    function.launch((blocks,), (32 * division.warps,), (params,), pdl=_may_overlap(x.device))
     return h
 
 
+def _kind(norm: Norm | None) -> int:
+    if norm is None:
+        return 0
+    return 2 if norm.gain.dtype == torch.float32 else 1
+
+
 def _set_norm(params: _Params, norm: Norm) -> None:
-    params.gain, params.gain_float = norm.gain.data_ptr(), norm.gain.dtype == torch.float32
+    params.gain = norm.gain.data_ptr()
     params.eps, params.unit_offset = norm.eps, norm.unit_offset
     if norm.normed is not None:
         params.normed = norm.normed.data_ptr()
@@ -248,7 +264,7 @@ def _launch(
         partial = torch.empty(row_tiles * tiles * groups * 128, dtype=torch.float32, device=x.device)
         params.partial = partial.data_ptr()
     places = min(processors_of(x.device.index or 0) // groups, row_tiles)
-    function = module(segment.packing, division, tiles).function(
-        "small_linear", x.device, division.shared_bytes(segment.packing, tiles)
+    function = module(segment.packing, division, tiles, _kind(norm)).function(
+        "small_linear", x.device, division.shared_bytes(segment.packing, tiles, norm is not None)
     )
     function.launch((places * groups,), (32 * division.warps,), (params,), pdl=_may_overlap(x.device))
