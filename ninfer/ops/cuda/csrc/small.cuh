@@ -5,14 +5,15 @@
 // warp has copies under way into a ring of its own in shared memory, which run ahead across tiles and start
 // before the kernels ahead in the stream have ended.
 //
-// K is cut into GROUPS x WARPS slices of units. A block belongs to one group, its warps have a slice each; for
-// NT == 1 the slice of x stays in registers, as B fragments. The blocks of a group share the tiles evenly. A
+// K is cut into `groups` x WARPS slices of units. A block belongs to one group, its warps have a slice each and
+// keep that of x in registers, as B fragments. The blocks of a group share the tiles evenly. A
 // tile's sums of the warps meet in shared memory, those of the groups in `partial`, always added in the same
 // order: what a column gets depends neither on the other columns nor on how many there are.
 //
 // Compile with FORMAT (a decoder), TOKEN_TILES (of 8), SLICE_UNITS (of the longest slice), BLOCK_WARPS, COPY_UNITS
 // (units of a copy), RING_COPIES (under way for each warp), SUM_BUFFERS (sums under way), SM_BLOCKS (that share a
-// multiprocessor), NORM (1: of x, with gains in bf16, 2: in float32).
+// multiprocessor), NORM (of x, TOKEN_TILES being 1; 1: gains in bf16, 2: in
+// float32; else 0).
 #pragma once
 #include "barriers.cuh"
 #include "formats_b.cuh"
@@ -284,13 +285,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, SM_BLOCKS) small_linear
     wait_for_previous();
 
     const int q = lane & 3, token = lane >> 2;
-#if TOKEN_TILES == 1
-    u32 x[KU][1][XR];
+    u32 x[KU][NT][XR];
 #pragma unroll
-    for (int u = 0; u < KU; ++u) load_x(p, token, unit0 + u, q, token < p.tokens && u < units, x[u][0]);
+    for (int u = 0; u < KU; ++u)
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt)
+            load_x(p, 8 * nt + token, unit0 + u, q, 8 * nt + token < p.tokens && u < units, x[u][nt]);
 #if NORM
     norm_x(p, token, group, x, p.normed && place == 0, shared.squares);
-#endif
 #endif
 
     int stage = 0, buffer = 0;
@@ -315,15 +317,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, SM_BLOCKS) small_linear
                 for (int k = 0; k < CHUNK; ++k) {
                     const int u = c * CHUNK + k;
                     if (u < KU && (u < KU - 1 || u < units)) {
-#if TOKEN_TILES == 1
                         Format::unit<NT>(chunk + k * UB, lane, x[u], acc);
-#else
-                        u32 xs[NT][XR];
-#pragma unroll
-                        for (int nt = 0; nt < NT; ++nt)
-                            load_x(p, 8 * nt + token, unit0 + u, q, 8 * nt + token < p.tokens, xs[nt]);
-                        Format::unit<NT>(chunk + k * UB, lane, xs, acc);
-#endif
                     }
                 }
                 __syncwarp();
