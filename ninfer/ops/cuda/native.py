@@ -45,6 +45,8 @@ _KERNELS = {
     "ggml_q8_0": "q8_g32",
     "ggml_q5_k": "q5_k",
 }
+NVFP4_EXCESS = 128.0
+"""What the decoder of NVFP4 leaves to the factors of rows."""
 _BLOCKS = {"q4_g32": 18, "q4_1": 20, "q8_g32": 34, "q5_k": 176, "q4_k": 144, "q6_k": 210}
 
 
@@ -110,6 +112,12 @@ def fetch(run: Run, device: torch.device) -> Rows:
     return _FETCH[run.kernel](run, device)
 
 
+def divisor(parent: Encoded) -> float:
+    """What an nvfp4 parent's numbers are divided by."""
+    _, at = block_scale_offsets(*parent.shape)
+    return float(parent.data[at : at + 4].cpu().clone().view(torch.float32))
+
+
 def _expect(parent: Encoded, size: int) -> None:
     if parent.data.numel() != size:
         raise FormatError(
@@ -171,7 +179,7 @@ def _grouped(run: Run, device: torch.device) -> Rows:
 
 
 def _nvfp4(run: Run, device: torch.device) -> Rows:
-    columns, (start, divisor) = run.parent.shape[1], block_scale_offsets(*run.parent.shape)
+    columns, start = run.parent.shape[1], block_scale_offsets(*run.parent.shape)[0]
     packed = _bytes(run, device, run.begin * columns // 2, run.rows * columns // 2)
     low, high = run.begin // _PARENT_TILE, -(-run.end // _PARENT_TILE)
     size = _PARENT_TILE * columns // 16
@@ -180,11 +188,24 @@ def _nvfp4(run: Run, device: torch.device) -> Rows:
         tiles.view(high - low, columns // 64, 32, 4, 4).permute(0, 3, 2, 1, 4).reshape(-1, columns // 64, 4)
     )
     at = run.begin - low * _PARENT_TILE
-    value = run.parent.data[divisor : divisor + 4].cpu().clone().view(torch.float32).item()
-    factors = torch.full((run.rows,), value, device=device)
-    return Rows(
-        bits.unpack_nibbles(packed).view(torch.uint8), natural[at : at + run.rows], factors.reciprocal_()
-    )
+    scales = natural[at : at + run.rows]
+    codes = bits.unpack_nibbles(packed).view(torch.uint8)
+    zero = (scales & 0x7F == 0).reshape(run.rows, -1, 1)
+    codes = codes.view(run.rows, -1, 16) ^ (scales >> 4 & 8).reshape(run.rows, -1, 1)
+    codes = codes.masked_fill_(zero, 0).view(run.rows, columns)
+    factor = NVFP4_EXCESS * float(1 / torch.tensor(divisor(run.parent)))
+    return Rows(codes, _normal_scales(scales), torch.full((run.rows,), factor, device=device))
+
+
+def _normal_scales(scales: torch.Tensor) -> torch.Tensor:
+    """E4M3 `2^E (1 + M / 8)`, subnormal or not, as the byte `8 (E + 22) + M`, without its sign, which goes to
+    the codes."""
+    words = torch.arange(1, 128)
+    values = torch.where(words < 8, words * 2.0**-9, (8 + words % 8) * 2.0 ** (words // 8 - 10.0))
+    mantissa, exponent = torch.frexp(values)
+    table = 8 * (exponent + 21) + (16 * mantissa).to(torch.int32) - 8
+    table = F.pad(table.to(torch.uint8), (1, 0), value=8).to(scales.device)
+    return table[(scales & 0x7F).to(torch.int32)]
 
 
 def _fp8_row(run: Run, device: torch.device) -> Rows:

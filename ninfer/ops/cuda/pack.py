@@ -1,4 +1,4 @@
-"""From the encoded bytes of row spans to packed segments: PyTorch operations on the device, in chunks of rows.
+"""From the encoded bytes of row spans to packed segments: PyTorch operations on the device, chunk by chunk.
 
 The bytes of a chunk are copied to the device as they are and turned there into one byte per code, in the
 order of `packed.py`, then into words. A lane's 32 codes of 64 columns are two halves (row r, row r + 8) of
@@ -9,10 +9,11 @@ four steps of two pairs.
 - The fifth bits: one word a lane, pair i of the lane's 16 at bits i and 16 + i.
 - Bits four and five: a word for each half, its pair i at bits 2 i and 16 + 2 i.
 - Eight bits: a word holds the codes 0, 2, 1, 3 of a step; first all lanes' row r, then all lanes' row r + 8.
+- NVFP4, FP8 and bf16 are described beside their decoders in `csrc/formats_a.cuh`.
 
 Integer codes are stored without a sign (code minus the least one). A unit of more than 64 columns holds the
 four-bit words of all its 64s, then the words of higher bits, then the scales. Extra memory: about 20 bytes
-for each of the 16 million codes of a chunk.
+for each of the 8 million codes of a chunk.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ import torch
 import torch.nn.functional as F
 
 from ninfer.artifact.layouts import decode_rows
-from ninfer.ops.cuda.native import Rows, Run, fetch, runs_of
+from ninfer.ops.cuda.native import Rows, Run, divisor, fetch, runs_of
 from ninfer.ops.cuda.packed import TILE, UNIT, Order, Packed, Packing, Segment
 from ninfer.ops.cuda.upload import upload
 from ninfer.ops.weights import Matrix, Role
 
-_CHUNK = 1 << 24
+_CHUNK = 1 << 23
 """Codes of a chunk."""
 
 PACKINGS: dict[str, Packing] = {
@@ -84,6 +85,14 @@ def dense(matrix: Matrix, device: torch.device) -> torch.Tensor:
             pieces.append(upload(decode_rows(run.parent.format, shape, data, run.begin, run.end), device))
     plain = all(piece.dtype == torch.bfloat16 for piece in pieces)
     return torch.cat(pieces if plain else [piece.float() for piece in pieces])
+
+
+def divisors(matrix: Matrix, device: torch.device) -> torch.Tensor | None:
+    """NVFP4's divisor of each row, float32, in the order of the packed segment; None without such rows."""
+    runs = [run for run in runs_of(matrix) if run.kernel == "nvfp4"]
+    if not runs:
+        return None
+    return torch.cat([torch.full((run.rows,), divisor(run.parent)) for run in runs]).to(device)
 
 
 def _segment(runs: Sequence[Run], columns: int, device: torch.device, interleaved: bool) -> Segment:
@@ -161,9 +170,12 @@ def _interleaved(gate: Rows, up: Rows, tiles: int) -> Rows:
 
 def _words(rows: Rows, packing: Packing, tiles: int, units: int) -> torch.Tensor:
     """uint8 `[tiles, units, unit_bytes]`."""
-    planes = _PLANES[packing.kernel](_lanes(rows.codes, packing, tiles, units))
-    parts = [plane.reshape(tiles, units, -1) for plane in planes]
-    if rows.scales is not None:
+    lanes = _lanes(rows.codes, packing, tiles, units)
+    parts = [plane(lanes).reshape(tiles, units, -1) for plane in _PLANES[packing.kernel]]
+    if packing.kernel == "nvfp4" and rows.scales is not None:
+        groups = rows.scales.view(tiles, 2, 8, units, 4).permute(0, 3, 2, 4, 1)  # t u r q h
+        parts.append(groups.reshape(tiles, units, 64))
+    elif rows.scales is not None:
         parts.append(_scale_plane(rows.scales, packing, tiles, units))
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
@@ -219,38 +231,41 @@ def _byte_plane(lanes: torch.Tensor) -> torch.Tensor:
     return split.permute(0, 1, 2, 5, 3, 4, 6, 8, 7).contiguous()
 
 
-def _four(lanes: torch.Tensor) -> list[torch.Tensor]:
-    return [_low_plane(lanes)]
+def _e2m1_plane(lanes: torch.Tensor) -> torch.Tensor:
+    """NVFP4: in each half of a word the magnitudes at bits 6, 3, 0, 9, the signs at bits 15, 12, 13, 14."""
+    split = lanes.unflatten(6, (2, 2)).flatten(7).unflatten(7, (4, 2))  # t u i r q h jp pair e
+    pairs = split.permute(0, 1, 2, 3, 4, 5, 6, 8, 7).to(torch.int32)
+    magnitude = torch.tensor((6, 3, 0, 9), dtype=torch.int32, device=lanes.device)
+    sign = torch.tensor((15, 12, 13, 14), dtype=torch.int32, device=lanes.device)
+    halves = (((pairs & 7) << magnitude) | ((pairs >> 3) << sign)).sum(-1, dtype=torch.int32)
+    return halves.to(torch.int16).view(torch.uint8)
 
 
-def _five(lanes: torch.Tensor) -> list[torch.Tensor]:
-    return [_low_plane(lanes), _fifth_plane(lanes)]
+def _fp8_plane(lanes: torch.Tensor) -> torch.Tensor:
+    """Bytes 2, 0, 3, 1 of a step; all lanes' row r, then all lanes' row r + 8."""
+    split = lanes.unflatten(7, (2, 2)).flip(7)  # t u i r q h j pp e
+    return split.permute(0, 1, 2, 5, 3, 4, 6, 8, 7).contiguous()
 
 
-def _six(lanes: torch.Tensor) -> list[torch.Tensor]:
-    return [_low_plane(lanes), _sixth_plane(lanes)]
+def _word_plane(lanes: torch.Tensor) -> torch.Tensor:
+    """16 bits: row r's columns 0 .. 7 of all lanes, 8 .. 15 of all lanes, then row r + 8's."""
+    split = lanes.unflatten(6, (2, 2))  # t u i r q h jp s c
+    return split.permute(0, 1, 2, 5, 6, 3, 4, 7, 8).contiguous().view(torch.uint8)
 
 
-def _eight(lanes: torch.Tensor) -> list[torch.Tensor]:
-    return [_byte_plane(lanes)]
-
-
-def _sixteen(lanes: torch.Tensor) -> list[torch.Tensor]:
-    return [lanes.contiguous().view(torch.uint8)]
-
-
-_PLANES: dict[str, Callable[[torch.Tensor], list[torch.Tensor]]] = {
-    "nvfp4": _four,
-    "fp8_row": _eight,
-    "fp8_tile": _eight,
-    "bf16": _sixteen,
-    "q4_g64": _four,
-    "q5_g64": _five,
-    "q6_g64": _six,
-    "q8_g32": _eight,
-    "q4_g32": _four,
-    "q4_1": _four,
-    "q4_k": _four,
-    "q5_k": _five,
-    "q6_k": _six,
+_FOUR, _FIVE, _SIX = (_low_plane,), (_low_plane, _fifth_plane), (_low_plane, _sixth_plane)
+_PLANES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], ...]] = {
+    "nvfp4": (_e2m1_plane,),
+    "fp8_row": (_fp8_plane,),
+    "fp8_tile": (_fp8_plane,),
+    "bf16": (_word_plane,),
+    "q4_g64": _FOUR,
+    "q5_g64": _FIVE,
+    "q6_g64": _SIX,
+    "q8_g32": (_byte_plane,),
+    "q4_g32": _FOUR,
+    "q4_1": _FOUR,
+    "q4_k": _FOUR,
+    "q5_k": _FIVE,
+    "q6_k": _SIX,
 }

@@ -8,12 +8,13 @@ import torch
 from ninfer.errors import FormatError
 from ninfer.ops import Encoded, Matrix, RowSpan
 from ninfer.ops.cuda import pack as packer
+from ninfer.ops.cuda.packed import Packed
 from ninfer.ops.weights import Role
 from tests.ops.cuda.unpack import unpacked
 from tests.ops.weights import MAKERS, SHAPES, random_matrix, random_weight
 
 
-def same(packed, values: torch.Tensor, format: str) -> None:
+def same(packed: Packed, values: torch.Tensor) -> None:
     """Equal but for the last bit of a float32, where a divisor or a minimum was rounded."""
     assert torch.allclose(unpacked(packed), values.double(), rtol=3e-7, atol=1e-7)
     for segment in packed.segments:
@@ -25,7 +26,7 @@ def same(packed, values: torch.Tensor, format: str) -> None:
 @pytest.mark.parametrize("format", MAKERS)
 def test_every_format(format: str, device: torch.device) -> None:
     matrix, values = random_matrix(format, *SHAPES[format], seed=5)
-    same(packer.pack(matrix, device, Role.LINEAR), values, format)
+    same(packer.pack(matrix, device, Role.LINEAR), values)
 
 
 @pytest.mark.parametrize("format", MAKERS)
@@ -37,7 +38,7 @@ def test_spans_begin_anywhere_and_join(
     matrix = Matrix([RowSpan(first, 3, 48), RowSpan(second, 17, 18), RowSpan(second, 20, 53)])
     packed = packer.pack(matrix, device, Role.LINEAR)
     assert len(packed.segments) == (2 if format == "ggml_k" else 1)
-    same(packed, torch.cat((a[3:48], b[17:18], b[20:53])), format)
+    same(packed, torch.cat((a[3:48], b[17:18], b[20:53])))
 
 
 @pytest.mark.parametrize("format", MAKERS)
@@ -50,7 +51,7 @@ def test_gate_and_up_are_interleaved(
     matrix = Matrix([RowSpan(encoded, 1, 1 + half), RowSpan(encoded, 52 - half, 52)])
     packed = packer.pack(matrix, device, Role.SWIGLU)
     assert packed.interleaved == (format not in ("ggml_k", "fp16", "fp32"))
-    same(packed, torch.cat((values[1 : 1 + half], values[52 - half : 52])), format)
+    same(packed, torch.cat((values[1 : 1 + half], values[52 - half : 52])))
 
 
 def test_formats_between_others_get_a_map(device: torch.device) -> None:
@@ -61,7 +62,7 @@ def test_formats_between_others_get_a_map(device: torch.device) -> None:
         packed = packer.pack(matrix, device, role)
         assert [s.packing.kernel for s in packed.segments] == ["q4_g64", "q8_g32", "dense"]
         assert not packed.interleaved
-        same(packed, torch.cat([values for _, values in parts]), "mixed")
+        same(packed, torch.cat([values for _, values in parts]))
 
 
 def test_small_projections_are_decoded(device: torch.device) -> None:
@@ -69,7 +70,8 @@ def test_small_projections_are_decoded(device: torch.device) -> None:
     assert torch.equal(packer.dense(plain, device).cpu().float(), values)
     other, more = random_matrix("ggml_q4_1", 6, 96)
     decoded = packer.dense(other, device)
-    assert decoded.dtype == torch.float32 and torch.equal(decoded.cpu(), more)
+    assert decoded.dtype == torch.float32
+    assert torch.equal(decoded.cpu(), more)
 
 
 @pytest.mark.parametrize("format", MAKERS)

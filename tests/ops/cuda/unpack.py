@@ -1,5 +1,5 @@
-"""What a packed segment says, element by element, by the definition of its layout. Nothing of it is shared with
-the code that packs or with the kernels."""
+"""What a packed segment says, element by element, by the definition of its layout; nothing of it is shared
+with the code that packs or with the kernels."""
 
 from __future__ import annotations
 
@@ -71,16 +71,22 @@ def _values(segment: Segment, interleaved: bool) -> np.ndarray:
 
     at = 2 * r + h  # where scales of a row stand
     if kernel == "bf16":
-        offset = 64 * lane + 32 * h + 8 * j + 2 * c
+        offset = 1024 * h + 512 * (j // 2) + 16 * lane + 8 * (j % 2) + 2 * c
         bits = (byte(offset) | byte(offset + 1) << 8) << 16
         return bits.astype(np.uint32).view(np.float32).astype(np.float64)
     if kernel == "nvfp4":
-        return E2M1[low()] * _e4m3(byte(512 + 4 * at + inside // 16)) * _factors(segment, place)
-    if kernel == "fp8_row":
-        return _e4m3(eight()) * _factors(segment, place)
-    if kernel == "fp8_tile":
+        pair = 2 * (j % 2) + c // 2
+        bits = word(16 * lane + 8 * h + 4 * (j // 2)) >> (16 * (c % 2))
+        codes = bits >> np.array([6, 3, 0, 9])[pair] & 7 | (bits >> np.array([15, 12, 13, 14])[pair] & 1) << 3
+        scale = byte(512 + 2 * lane + h)
+        scales = 2.0 ** (scale // 8 - 22.0) * (1 + scale % 8 / 8)
+        return E2M1[codes] * scales * _factors(segment, place) / 128
+    if kernel in ("fp8_row", "fp8_tile"):
+        codes = byte(1024 * sub + 512 * h + 16 * lane + 4 * j + np.array([1, 3, 0, 2])[c])
+        if kernel == "fp8_row":
+            return _e4m3(codes) * _factors(segment, place)
         bits = (byte(2048 + 2 * at) | byte(2048 + 2 * at + 1) << 8) << 16
-        return _e4m3(eight()) * bits.astype(np.uint32).view(np.float32)
+        return _e4m3(codes) * bits.astype(np.uint32).view(np.float32)
     if kernel == "q4_g64":
         return (low() - 8) * half_float(512 + 2 * at)
     if kernel == "q5_g64":
