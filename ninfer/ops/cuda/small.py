@@ -1,0 +1,254 @@
+"""Products of 1 to 64 tokens with packed weights: plain, with a residual, SwiGLU, logits; with a norm in front.
+
+The kernel is `csrc/small.cuh`; here is how a matrix is divided among the multiprocessors, which depends on its
+shape and format only, and the launch. Everything may be captured in a graph, once each kernel has run before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cache
+
+import torch
+
+from ninfer.errors import OptionError
+from ninfer.ops.cuda.compile import Module
+from ninfer.ops.cuda.packed import TILE, Packed, Packing, Segment
+
+MOST_TOKENS = 64
+_SHARED_BYTES = 232_448  # of a block on sm_90; two blocks share 233,472, with 1,024 of each for the system
+_SLICE_COLUMNS = 640
+"""Of x in registers, for each of 8 tokens, in a warp: 80 registers a lane."""
+
+
+class Mode(IntEnum):
+    """What becomes of the sums. LOGITS: rounded to bf16, kept as float32; RAW: float32, not rounded."""
+
+    PLAIN = 0
+    SWIGLU = 1
+    LOGITS = 2
+    RAW = 3
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a segment is divided: `groups` of blocks share K, in a block `warps` do.
+
+    `slice_units` in the longest share, `copy_units` in one copy, `copies` of a warp under way, `buffers` of sums
+    under way, `blocks` that share a multiprocessor.
+    """
+
+    groups: int
+    warps: int
+    slice_units: int
+    copy_units: int
+    copies: int
+    buffers: int
+    blocks: int
+
+    def shared_bytes(self, packing: Packing, tiles: int) -> int:
+        """Of a block, for `tiles` token tiles; as `struct Shared` has it."""
+        ring = _up(self.copies * self.copy_units * packing.unit_bytes, 128) * self.warps
+        sums = self.buffers * tiles * self.warps * 512
+        return _up(ring + sums + 8 * (self.warps * self.copies + 2 * self.buffers) + 32 * self.warps, 128)
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def divide(packing: Packing, tiles: int, units: int, processors: int) -> Division:
+    """The division of `[16 tiles, units]` among multiprocessors: the one whose busiest block has least to do."""
+    warps = 8
+    most = max(1, _SLICE_COLUMNS // packing.unit_columns)
+    choices = []
+    for groups in range(1, max(1, min(processors, 16, units // warps)) + 1):
+        length = -(-units // (groups * warps))
+        places = processors // groups
+        work = -(-tiles // places) * (-(-units // groups) + 2 + (groups > 1)) + 4 * (groups > 1)
+        choices.append((max(0, length - most), work, groups))
+    groups = min(choices)[2]
+    length = -(-units // (groups * warps))
+    copy = max(1, min(length, 4096 // packing.unit_bytes))
+    copy = -(-length // -(-length // copy))  # equal copies
+    copies = max(2, min(16, 98_304 // (warps * copy * packing.unit_bytes)))
+    return Division(groups, warps, length, copy, copies, 2, 2)
+
+
+@cache
+def _divided(packing: Packing, tiles: int, units: int, processors: int) -> Division:
+    return divide(packing, tiles, units, processors)
+
+
+def _for_tokens(division: Division, tiles: int) -> Division:
+    """More than 8 tokens: their sums and registers need the room of a whole multiprocessor; no other order of
+    sums results."""
+    return division if tiles == 1 else replace(division, buffers=2 if tiles == 2 else 1, blocks=1)
+
+
+@cache
+def module(packing: Packing, division: Division, tiles: int) -> Module:
+    """The kernels of a format and a division for `tiles` token tiles of 8."""
+    return Module(
+        "small.cuh",
+        {
+            "FORMAT": packing.kernel,
+            "TOKEN_TILES": tiles,
+            "SLICE_UNITS": division.slice_units,
+            "BLOCK_WARPS": division.warps,
+            "COPY_UNITS": division.copy_units,
+            "RING_COPIES": division.copies,
+            "SUM_BUFFERS": division.buffers,
+            "SM_BLOCKS": division.blocks,
+        },
+    )
+
+
+class _Params(ctypes.Structure):
+    """`struct Params` of small.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "row_scales", "row_map", "x", "residual", "out")),
+        *((name, ctypes.c_void_p) for name in ("gain", "normed", "partial", "counters")),
+        *((name, ctypes.c_int32) for name in ("tokens", "columns", "rows", "first")),
+        ("out_stride", ctypes.c_uint32),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("tiles", "units", "groups", "mode", "unit_offset", "gain_float")
+        ),
+        ("eps", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """An `rms_norm` in front of the product; `gain [K]` bf16 or float32. `normed` `[T, K]`, if the result is
+    wanted, too."""
+
+    gain: torch.Tensor
+    eps: float
+    unit_offset: bool
+    normed: torch.Tensor | None = None
+
+
+@cache
+def processors_of(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def token_tiles(tokens: int) -> int:
+    """Tiles of 8 tokens that a kernel is compiled for: 1, 2, 4 or 8."""
+    return 1 if tokens <= 8 else 1 << ((tokens - 1) // 8).bit_length()
+
+
+def small_linear(
+    x: torch.Tensor,
+    packed: Packed,
+    out: torch.Tensor,
+    *,
+    mode: Mode = Mode.PLAIN,
+    residual: torch.Tensor | None = None,
+    norm: Norm | None = None,
+) -> torch.Tensor:
+    """`x [T, K]` (bf16, contiguous, T <= 64) times the matrix, into `out [T, N]` (contiguous), which is returned.
+
+    `out` is bf16, float32 with LOGITS and RAW; if N is less than the matrix's rows, these are its first ones. With
+    SWIGLU the matrix is interleaved and `out [T, rows / 2]`. `residual` has `out`'s shape and type bf16. `out`
+    may be `residual`, but not `x`.
+    """
+    tokens = x.shape[0]
+    if x.dtype != torch.bfloat16 or not 0 < tokens <= MOST_TOKENS:
+        raise OptionError(f"small products take 1 to {MOST_TOKENS} rows of bf16, got {tokens} of {x.dtype}")
+    if mode == Mode.SWIGLU and not packed.interleaved:
+        raise OptionError("SwiGLU needs gate and up rows of one format, interleaved")
+    tiles = token_tiles(tokens)
+    device = x.device.index if x.device.index is not None else torch.cuda.current_device()
+    for segment, rows in _wanted(packed, out.shape[1], mode):
+        row_tiles = -(-rows * (2 if mode == Mode.SWIGLU else 1) // TILE)
+        division = _for_tokens(
+            _divided(segment.packing, row_tiles, segment.units, processors_of(device)), tiles
+        )
+        if norm is not None and tiles > 1:
+            x, norm = _normed(x, segment.packing, division, norm), None
+        _launch(x, segment, division, tiles, row_tiles, rows, out, mode, residual, norm)
+        if norm is not None and norm.normed is not None:
+            norm = replace(norm, normed=None)
+    return out
+
+
+def _wanted(packed: Packed, columns: int, mode: Mode) -> Iterator[tuple[Segment, int]]:
+    """Segments with the number of their outputs that are among the first `columns`."""
+    for segment in packed.segments:
+        rows = segment.rows // 2 if mode == Mode.SWIGLU else segment.rows
+        rows = rows if segment.row_map is not None else min(rows, columns - segment.first)
+        if rows > 0:
+            yield segment, rows
+
+
+def _normed(x: torch.Tensor, packing: Packing, division: Division, norm: Norm) -> torch.Tensor:
+    """The norm by itself, in the same arithmetic as in front of a product."""
+    h = torch.empty_like(x) if norm.normed is None else norm.normed
+    params = _Params(x=x.data_ptr(), tokens=x.shape[0], columns=x.shape[1])
+    _set_norm(params, norm)
+    params.normed = h.data_ptr()
+    function = module(packing, division, 2).function("norm_rows", x.device)
+    function.launch((x.shape[0],), (32 * division.warps,), (params,), pdl=_may_overlap(x.device))
+    return h
+
+
+def _set_norm(params: _Params, norm: Norm) -> None:
+    params.gain, params.gain_float = norm.gain.data_ptr(), norm.gain.dtype == torch.float32
+    params.eps, params.unit_offset = norm.eps, norm.unit_offset
+    if norm.normed is not None:
+        params.normed = norm.normed.data_ptr()
+
+
+def _may_overlap(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def _launch(
+    x: torch.Tensor,
+    segment: Segment,
+    division: Division,
+    tiles: int,
+    row_tiles: int,
+    rows: int,
+    out: torch.Tensor,
+    mode: Mode,
+    residual: torch.Tensor | None,
+    norm: Norm | None,
+) -> None:
+    groups = division.groups
+    params = _Params(
+        weights=segment.data.data_ptr(),
+        row_scales=None if segment.row_scales is None else segment.row_scales.data_ptr(),
+        row_map=None if segment.row_map is None else segment.row_map.data_ptr(),
+        x=x.data_ptr(),
+        residual=None if residual is None else residual.data_ptr(),
+        out=out.data_ptr(),
+        counters=segment.counters.data_ptr(),
+        tokens=x.shape[0],
+        columns=x.shape[1],
+        rows=rows,
+        first=segment.first,
+        out_stride=out.shape[1],
+        tiles=row_tiles,
+        units=segment.units,
+        groups=groups,
+        mode=mode,
+    )
+    if norm is not None:
+        _set_norm(params, norm)
+    partial = None
+    if groups > 1:
+        partial = torch.empty(row_tiles * tiles * groups * 128, dtype=torch.float32, device=x.device)
+        params.partial = partial.data_ptr()
+    places = min(processors_of(x.device.index or 0) // groups, row_tiles)
+    function = module(segment.packing, division, tiles).function(
+        "small_linear", x.device, division.shared_bytes(segment.packing, tiles)
+    )
+    function.launch((places * groups,), (32 * division.warps,), (params,), pdl=_may_overlap(x.device))
