@@ -50,18 +50,18 @@ def _e2m1(code):
 @triton.jit
 def _codes(data, base, lane, sub, j, h, KERNEL: tl.constexpr, INNER: tl.constexpr):
     """Codes of four columns of a lane's step j, as int32; of integer formats without a sign."""
-    if KERNEL == "bf16":
-        at = base + 1024 * h + 512 * (j // 2) + 16 * lane + 8 * (j % 2)
-        w, v = _word(data, at), _word(data, at + 4)
+    if KERNEL == "Bf16":
+        at = base + 512 * j + 16 * lane + 4 * h
+        w, v = _word(data, at), _word(data, at + 8)
         return w << 16, w & -65536, v << 16, v & -65536
-    if KERNEL == "fp8_row" or KERNEL == "fp8_tile" or KERNEL == "q8_g32":
+    if KERNEL == "Fp8Row" or KERNEL == "Fp8Tile" or KERNEL == "Q8G32":
         w = _word(data, base + 1024 * sub + 512 * h + 16 * lane + 4 * j)
         b0, b1, b2, b3 = w & 255, (w >> 8) & 255, (w >> 16) & 255, (w >> 24) & 255
-        if KERNEL == "q8_g32":
+        if KERNEL == "Q8G32":
             return b0, b2, b1, b3
         return b1, b3, b0, b2
     w = _word(data, base + 512 * sub + 16 * lane + 8 * h + 4 * (j // 2))
-    if KERNEL == "nvfp4":
+    if KERNEL == "Nvfp4":
         # Magnitudes of pairs stand at bits 6, 3, 0, 9, signs at bits 15, 12, 13, 14.
         odd = j % 2 == 1
         m0 = tl.where(odd, w, w >> 6)
@@ -73,11 +73,11 @@ def _codes(data, base, lane, sub, j, h, KERNEL: tl.constexpr, INNER: tl.constexp
         return a0, a1, a2, a3
     w = w >> (8 * (j % 2))
     c0, c1, c2, c3 = w & 15, (w >> 16) & 15, (w >> 4) & 15, (w >> 20) & 15
-    if KERNEL == "q5_g64" or KERNEL == "q5_k":
+    if KERNEL == "Q5G64" or KERNEL == "Q5K":
         v = _word(data, base + 512 * INNER + 128 * sub + 4 * lane) >> (8 * h + 2 * j)
         c0, c1 = c0 | ((v & 1) << 4), c1 | ((v >> 12) & 16)
         c2, c3 = c2 | ((v & 2) << 3), c3 | ((v >> 13) & 16)
-    if KERNEL == "q6_g64" or KERNEL == "q6_k":
+    if KERNEL == "Q6G64" or KERNEL == "Q6K":
         v = _word(data, base + 512 * INNER + 256 * sub + 8 * lane + 4 * h) >> (4 * j)
         c0, c1 = c0 | ((v & 3) << 4), c1 | ((v >> 12) & 48)
         c2, c3 = c2 | ((v & 12) << 2), c3 | ((v >> 14) & 48)
@@ -93,12 +93,12 @@ def quad(data, factors, base, row, sub, j, q, KERNEL: tl.constexpr, INNER: tl.co
     h, r = (row // 8) % 2, row % 8
     lane, at = 4 * r + q, 2 * r + h
     c0, c1, c2, c3 = _codes(data, base, lane, sub, j, h, KERNEL, INNER)
-    if KERNEL == "bf16":
+    if KERNEL == "Bf16":
         return (
             c0.to(tl.float32, bitcast=True), c1.to(tl.float32, bitcast=True),
             c2.to(tl.float32, bitcast=True), c3.to(tl.float32, bitcast=True),
         )  # fmt: skip
-    if KERNEL == "nvfp4":
+    if KERNEL == "Nvfp4":
         scale = tl.load(data + base + 512 + 2 * lane + h).to(tl.int32)
         scale = ((scale << 20) + (105 << 23)).to(tl.float32, bitcast=True)
         v0, v1, v2, v3 = _e2m1(c0) * scale, _e2m1(c1) * scale, _e2m1(c2) * scale, _e2m1(c3) * scale
@@ -107,34 +107,34 @@ def quad(data, factors, base, row, sub, j, q, KERNEL: tl.constexpr, INNER: tl.co
             return tl.div_rn(v0, factor), tl.div_rn(v1, factor), tl.div_rn(v2, factor), tl.div_rn(v3, factor)
         factor = 0.0078125 if FORM == 1 else 0.0078125 * tl.load(factors + row)
         return v0 * factor, v1 * factor, v2 * factor, v3 * factor
-    if KERNEL == "fp8_row" or KERNEL == "fp8_tile":
-        if KERNEL == "fp8_row":
+    if KERNEL == "Fp8Row" or KERNEL == "Fp8Tile":
+        if KERNEL == "Fp8Row":
             scale = 1.0 if FORM == 1 else tl.load(factors + row)
         else:
             scale = _half(data, base + 2048 + 2 * at, tl.bfloat16)
         return _e4m3(c0) * scale, _e4m3(c1) * scale, _e4m3(c2) * scale, _e4m3(c3) * scale
     offset: tl.constexpr = (
-        0 if KERNEL == "q4_1" or KERNEL == "q4_k" or KERNEL == "q5_k"
-        else 8 if KERNEL == "q4_g64" or KERNEL == "q4_g32"
-        else 16 if KERNEL == "q5_g64" else 128 if KERNEL == "q8_g32" else 32
+        0 if KERNEL == "Q41" or KERNEL == "Q4K" or KERNEL == "Q5K"
+        else 8 if KERNEL == "Q4G64" or KERNEL == "Q4G32"
+        else 16 if KERNEL == "Q5G64" else 128 if KERNEL == "Q8G32" else 32
     )  # fmt: skip
     f0, f1 = (c0 - offset).to(tl.float32), (c1 - offset).to(tl.float32)
     f2, f3 = (c2 - offset).to(tl.float32), (c3 - offset).to(tl.float32)
-    if KERNEL == "q4_g64" or KERNEL == "q5_g64" or KERNEL == "q6_g64":
-        start: tl.constexpr = 512 if KERNEL == "q4_g64" else 640 if KERNEL == "q5_g64" else 768
+    if KERNEL == "Q4G64" or KERNEL == "Q5G64" or KERNEL == "Q6G64":
+        start: tl.constexpr = 512 if KERNEL == "Q4G64" else 640 if KERNEL == "Q5G64" else 768
         scale = _half(data, base + start + 2 * at, tl.float16)
-    elif KERNEL == "q8_g32" or KERNEL == "q4_g32":
-        start: tl.constexpr = 1024 if KERNEL == "q8_g32" else 512
+    elif KERNEL == "Q8G32" or KERNEL == "Q4G32":
+        start: tl.constexpr = 1024 if KERNEL == "Q8G32" else 512
         scale = _half(data, base + start + 4 * at + 2 * (j // 2), tl.float16)
-    elif KERNEL == "q4_1":
+    elif KERNEL == "Q41":
         scale = _half(data, base + 512 + 8 * at + 2 * (j // 2), tl.float16)
         least = _half(data, base + 516 + 8 * at + 2 * (j // 2), tl.float16)
         return f0 * scale + least, f1 * scale + least, f2 * scale + least, f3 * scale + least
-    elif KERNEL == "q6_k":
+    elif KERNEL == "Q6K":
         factor = tl.load((data + base + 3072 + 64 * sub + 4 * at + j).to(tl.pointer_type(tl.int8)))
         scale = _half(data, base + 3328 + 2 * at, tl.float16) * factor.to(tl.float32)
     else:
-        start: tl.constexpr = 2048 if KERNEL == "q4_k" else 2560
+        start: tl.constexpr = 2048 if KERNEL == "Q4K" else 2560
         part = base + start + 64 * sub + 4 * at + j // 2
         scale = _half(data, base + start + 256 + 4 * at, tl.float16) * tl.load(data + part).to(tl.float32)
         least = _half(data, base + start + 258 + 4 * at, tl.float16) * tl.load(data + part + 2).to(tl.float32)
@@ -269,7 +269,7 @@ def specimens() -> Iterator[Specimen]:
 
     ints = ("first", "quads", "units", "stride", "columns", "rows", "table")
     for packing in PACKINGS.values():
-        if packing.kernel == "dense":
+        if packing.kernel == "Dense":
             continue
         shared = {
             "KERNEL": packing.kernel,
@@ -283,7 +283,7 @@ def specimens() -> Iterator[Specimen]:
             (panel_kernel, {"FORM": 2}, "*u8"),
             (rows_kernel, {"MAPPED": True}, "*bf16"),
         ):
-            if constants.get("FORM") == 2 and packing.kernel != "fp8_row":
+            if constants.get("FORM") == 2 and packing.kernel != "Fp8Row":
                 continue
             pointers = {"data": "*u8", "factors": "*fp32", "out": out, "ids": "*i64", "lookup": "*i32"}
             names = [name for name in kernel.arg_names if not name.isupper()]

@@ -39,7 +39,7 @@ def table_of(packed: Packed, divisors: torch.Tensor | None) -> Table:
         lookup = torch.full((packed.rows,), -1, dtype=torch.int32, device=device)
         lookup[segment.row_map.long()] = torch.arange(segment.rows, dtype=torch.int32, device=device)
         lookups.append(lookup)
-    factors = tuple(divisors if s.packing.kernel == "nvfp4" else s.row_scales for s in packed.segments)
+    factors = tuple(divisors if s.packing.kernel == "Nvfp4" else s.row_scales for s in packed.segments)
     return Table(packed, tuple(lookups), factors)
 
 
@@ -53,7 +53,7 @@ def embedding(ids: torch.Tensor, table: Matrix, dtype: torch.dtype = torch.bfloa
         raise OptionError("an embedding table must be placed on the device as a TABLE first")
     out = torch.empty(len(ids), table.columns, dtype=torch.bfloat16, device=ids.device)
     for segment, lookup, factors in zip(plan.packed.segments, plan.lookups, plan.factors, strict=True):
-        if segment.packing.kernel == "dense":
+        if segment.packing.kernel == "Dense":
             _dense(segment, lookup, ids, table.rows, out)
         else:
             decode.rows(segment, lookup, factors, ids, table.rows, out)

@@ -30,24 +30,24 @@ from ninfer.ops.weights import Encoded, Matrix
 
 _PARENT_TILE = 128
 _KERNELS = {
-    "bf16": "bf16",
-    "fp16": "dense",
-    "fp32": "dense",
-    "q4_g64_fp16": "q4_g64",
-    "q5_g64_fp16": "q5_g64",
-    "q6_g64_fp16": "q6_g64",
-    "q8_g32_fp16": "q8_g32",
-    "nvfp4": "nvfp4",
-    "fp8_e4m3fn_row_bf16": "fp8_row",
-    "fp8_e4m3fn_block128_bf16": "fp8_tile",
-    "ggml_q4_0": "q4_g32",
-    "ggml_q4_1": "q4_1",
-    "ggml_q8_0": "q8_g32",
-    "ggml_q5_k": "q5_k",
+    "bf16": "Bf16",
+    "fp16": "Dense",
+    "fp32": "Dense",
+    "q4_g64_fp16": "Q4G64",
+    "q5_g64_fp16": "Q5G64",
+    "q6_g64_fp16": "Q6G64",
+    "q8_g32_fp16": "Q8G32",
+    "nvfp4": "Nvfp4",
+    "fp8_e4m3fn_row_bf16": "Fp8Row",
+    "fp8_e4m3fn_block128_bf16": "Fp8Tile",
+    "ggml_q4_0": "Q4G32",
+    "ggml_q4_1": "Q41",
+    "ggml_q8_0": "Q8G32",
+    "ggml_q5_k": "Q5K",
 }
 NVFP4_EXCESS = 128.0
 """What the decoder of NVFP4 leaves to the factors of rows."""
-_BLOCKS = {"q4_g32": 18, "q4_1": 20, "q8_g32": 34, "q5_k": 176, "q4_k": 144, "q6_k": 210}
+_BLOCKS = {"Q4G32": 18, "Q41": 20, "Q8G32": 34, "Q5K": 176, "Q4K": 144, "Q6K": 210}
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class Run:
 
     def part(self, begin: int, end: int) -> Run:
         """Some of the rows, counted from the run's first one."""
-        start = self.start + begin * k_row_bytes(self.parent.shape[1])[self.kernel == "q6_k"]
+        start = self.start + begin * k_row_bytes(self.parent.shape[1])[self.kernel == "Q6K"]
         return Run(self.kernel, self.parent, self.begin + begin, self.begin + end, self.first + begin, start)
 
 
@@ -142,7 +142,7 @@ def _k_runs(parent: Encoded, begin: int, end: int, first: int) -> Iterator[Run]:
     part = types[begin:end]
     edges = [0, *((part[1:] != part[:-1]).nonzero()[:, 0] + 1).tolist(), end - begin]
     for a, b in itertools.pairwise(edges):
-        kernel = "q6_k" if bool(part[a]) else "q4_k"
+        kernel = "Q6K" if bool(part[a]) else "Q4K"
         yield Run(kernel, parent, begin + a, begin + b, first + a, start + int(starts[begin + a]))
 
 
@@ -154,7 +154,7 @@ def _bytes(run: Run, device: torch.device, begin: int, size: int) -> torch.Tenso
 def _direct(run: Run, device: torch.device) -> Rows:
     size = formats.get(run.parent.format).bits // 8 * run.parent.shape[1]
     data = _bytes(run, device, run.begin * size, run.rows * size)
-    if run.kernel == "bf16":
+    if run.kernel == "Bf16":
         return Rows(data.view(torch.int16))
     words = data.view(torch.float16 if run.parent.format == "fp16" else torch.float32)
     return Rows(words.float())
@@ -263,10 +263,10 @@ def _q8(run: Run, device: torch.device) -> Rows:
 def _k(run: Run, device: torch.device) -> Rows:
     """Scales of a unit: for each two sub-blocks their scales, then their minima; last d and dmin."""
     blocks = _blocks(run, device)
-    lead, head = blocks.shape[:2], 48 if run.kernel == "q5_k" else 16
+    lead, head = blocks.shape[:2], 48 if run.kernel == "Q5K" else 16
     pairs = blocks[..., head:].reshape(*lead, 4, 1, 32)
     codes = _split_axis(pairs)
-    if run.kernel == "q5_k":
+    if run.kernel == "Q5K":
         shifts = torch.arange(8, dtype=torch.uint8, device=device).view(8, 1)
         codes = codes | (((blocks[..., None, 16:48] >> shifts) & 1) << 4).view(codes.shape)
     a, b, c = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
@@ -292,18 +292,18 @@ def _q6_k(run: Run, device: torch.device) -> Rows:
 
 
 _FETCH: dict[str, Callable[[Run, torch.device], Rows]] = {
-    "bf16": _direct,
-    "dense": _direct,
-    "q4_g64": _grouped,
-    "q5_g64": _grouped,
-    "q6_g64": _grouped,
-    "q8_g32": _q8,
-    "nvfp4": _nvfp4,
-    "fp8_row": _fp8_row,
-    "fp8_tile": _fp8_tile,
-    "q4_g32": _q4_0,
-    "q4_1": _q4_0,
-    "q5_k": _k,
-    "q4_k": _k,
-    "q6_k": _q6_k,
+    "Bf16": _direct,
+    "Dense": _direct,
+    "Q4G64": _grouped,
+    "Q5G64": _grouped,
+    "Q6G64": _grouped,
+    "Q8G32": _q8,
+    "Nvfp4": _nvfp4,
+    "Fp8Row": _fp8_row,
+    "Fp8Tile": _fp8_tile,
+    "Q4G32": _q4_0,
+    "Q41": _q4_0,
+    "Q5K": _k,
+    "Q4K": _k,
+    "Q6K": _q6_k,
 }

@@ -36,25 +36,25 @@ _CHUNK = 1 << 23
 PACKINGS: dict[str, Packing] = {
     packing.kernel: packing
     for packing in (
-        Packing("nvfp4", Order.OWNED, 576, row_scaled=True),
-        Packing("fp8_row", Order.OWNED, 1024, row_scaled=True),
-        Packing("bf16", Order.OWNED, 2048),
-        Packing("dense", Order.OWNED, 4096),
-        Packing("q4_g64", Order.STEPPED, 544),
-        Packing("q5_g64", Order.STEPPED, 672),
-        Packing("q6_g64", Order.STEPPED, 800),
-        Packing("q8_g32", Order.STEPPED, 1088),
-        Packing("q4_g32", Order.STEPPED, 576),
-        Packing("q4_1", Order.STEPPED, 640),
-        Packing("q4_k", Order.STEPPED, 2368, 256),
-        Packing("q5_k", Order.STEPPED, 2880, 256),
-        Packing("q6_k", Order.STEPPED, 3360, 256),
-        Packing("fp8_tile", Order.OWNED, 2080, 128),
+        Packing("Nvfp4", Order.OWNED, 576, row_scaled=True),
+        Packing("Fp8Row", Order.OWNED, 1024, row_scaled=True),
+        Packing("Bf16", Order.OWNED, 2048),
+        Packing("Dense", Order.OWNED, 4096),
+        Packing("Q4G64", Order.STEPPED, 544),
+        Packing("Q5G64", Order.STEPPED, 672),
+        Packing("Q6G64", Order.STEPPED, 800),
+        Packing("Q8G32", Order.STEPPED, 1088),
+        Packing("Q4G32", Order.STEPPED, 576),
+        Packing("Q41", Order.STEPPED, 640),
+        Packing("Q4K", Order.STEPPED, 2368, 256),
+        Packing("Q5K", Order.STEPPED, 2880, 256),
+        Packing("Q6K", Order.STEPPED, 3360, 256),
+        Packing("Fp8Tile", Order.OWNED, 2080, 128),
     )
 }
 """Every packing by the name of its kernel. `dense` is plain float32 `[rows, columns]` for rare formats."""
 
-_PARTS = {"q4_k": 4, "q5_k": 4, "q6_k": 4}
+_PARTS = {"Q4K": 4, "Q5K": 4, "Q6K": 4}
 """Bytes of a row's scales for each 64 columns of a wider unit; what is left belongs to the whole unit."""
 
 
@@ -66,7 +66,7 @@ def pack(matrix: Matrix, device: torch.device, role: Role) -> Packed:
     """
     runs = list(runs_of(matrix))
     kernels = list(dict.fromkeys(run.kernel for run in runs))
-    interleaved = role is Role.SWIGLU and len(kernels) == 1 and kernels != ["dense"]
+    interleaved = role is Role.SWIGLU and len(kernels) == 1 and kernels != ["Dense"]
     segments = [
         _segment([run for run in runs if run.kernel == kernel], matrix.columns, device, interleaved)
         for kernel in kernels
@@ -78,7 +78,7 @@ def dense(matrix: Matrix, device: torch.device) -> torch.Tensor:
     """A small matrix decoded, `[rows, columns]`: bf16 if all of it is stored so, else float32."""
     pieces = []
     for run in runs_of(matrix):
-        if run.kernel == "bf16":
+        if run.kernel == "Bf16":
             pieces.append(fetch(run, device).codes.view(torch.bfloat16))
         else:
             data, shape = run.parent.data.cpu(), run.parent.shape
@@ -89,7 +89,7 @@ def dense(matrix: Matrix, device: torch.device) -> torch.Tensor:
 
 def divisors(matrix: Matrix, device: torch.device) -> torch.Tensor | None:
     """NVFP4's divisor of each row, float32, in the order of the packed segment; None without such rows."""
-    runs = [run for run in runs_of(matrix) if run.kernel == "nvfp4"]
+    runs = [run for run in runs_of(matrix) if run.kernel == "Nvfp4"]
     if not runs:
         return None
     return torch.cat([torch.full((run.rows,), divisor(run.parent)) for run in runs]).to(device)
@@ -103,7 +103,7 @@ def _segment(runs: Sequence[Run], columns: int, device: torch.device, interleave
     if any(a.first + a.rows != b.first for a, b in itertools.pairwise(runs)):
         places = [torch.arange(run.first, run.first + run.rows, dtype=torch.int32) for run in runs]
         row_map = torch.cat(places).to(device)
-    if packing.kernel == "dense":
+    if packing.kernel == "Dense":
         data = torch.cat([fetch(run, device).codes for run in runs])
         return Segment(
             packing, names, first, count, columns, data.view(torch.uint8).reshape(-1), None, row_map
@@ -119,7 +119,7 @@ def _segment(runs: Sequence[Run], columns: int, device: torch.device, interleave
         parts = []
         for half in range(halves):
             a, b = begin * height, min(end * height, length)
-            part = _take(runs, half * length + a, half * length + b, device)
+            part = _take(runs, half * length + a, half * length + b, device, packing, units)
             parts.append(_padded(part, (end - begin) * height, packing, units))
         rows = parts[0] if halves == 1 else _interleaved(parts[0], parts[1], end - begin)
         data[begin:end] = _words(rows, packing, end - begin, units)
@@ -128,13 +128,15 @@ def _segment(runs: Sequence[Run], columns: int, device: torch.device, interleave
     return Segment(packing, names, first, count, columns, data.reshape(-1), factors, row_map)
 
 
-def _take(runs: Sequence[Run], begin: int, end: int, device: torch.device) -> Rows:
+def _take(
+    runs: Sequence[Run], begin: int, end: int, device: torch.device, packing: Packing, units: int
+) -> Rows:
     """Rows `[begin, end)` of the runs one below the other."""
     found, at = [], 0
     for run in runs:
         a, b = max(begin - at, 0), min(end - at, run.rows)
         if a < b:
-            found.append(fetch(run.part(a, b), device))
+            found.append(_padded(fetch(run.part(a, b), device), b - a, packing, units))
         at += run.rows
     if len(found) == 1:
         return found[0]
@@ -172,7 +174,7 @@ def _words(rows: Rows, packing: Packing, tiles: int, units: int) -> torch.Tensor
     """uint8 `[tiles, units, unit_bytes]`."""
     lanes = _lanes(rows.codes, packing, tiles, units)
     parts = [plane(lanes).reshape(tiles, units, -1) for plane in _PLANES[packing.kernel]]
-    if packing.kernel == "nvfp4" and rows.scales is not None:
+    if packing.kernel == "Nvfp4" and rows.scales is not None:
         groups = rows.scales.view(tiles, 2, 8, units, 4).permute(0, 3, 2, 4, 1)  # t u r q h
         parts.append(groups.reshape(tiles, units, 64))
     elif rows.scales is not None:
@@ -248,24 +250,24 @@ def _fp8_plane(lanes: torch.Tensor) -> torch.Tensor:
 
 
 def _word_plane(lanes: torch.Tensor) -> torch.Tensor:
-    """16 bits: row r's columns 0 .. 7 of all lanes, 8 .. 15 of all lanes, then row r + 8's."""
-    split = lanes.unflatten(6, (2, 2))  # t u i r q h jp s c
-    return split.permute(0, 1, 2, 5, 6, 3, 4, 7, 8).contiguous().view(torch.uint8)
+    """16 bits, step after step: columns 0 and 1 of row r and of row r + 8, then columns 2 and 3 of both."""
+    split = lanes.unflatten(7, (2, 2))  # t u i r q h j pp e
+    return split.permute(0, 1, 2, 6, 3, 4, 7, 5, 8).contiguous().view(torch.uint8)
 
 
 _FOUR, _FIVE, _SIX = (_low_plane,), (_low_plane, _fifth_plane), (_low_plane, _sixth_plane)
 _PLANES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], ...]] = {
-    "nvfp4": (_e2m1_plane,),
-    "fp8_row": (_fp8_plane,),
-    "fp8_tile": (_fp8_plane,),
-    "bf16": (_word_plane,),
-    "q4_g64": _FOUR,
-    "q5_g64": _FIVE,
-    "q6_g64": _SIX,
-    "q8_g32": (_byte_plane,),
-    "q4_g32": _FOUR,
-    "q4_1": _FOUR,
-    "q4_k": _FOUR,
-    "q5_k": _FIVE,
-    "q6_k": _SIX,
+    "Nvfp4": (_e2m1_plane,),
+    "Fp8Row": (_fp8_plane,),
+    "Fp8Tile": (_fp8_plane,),
+    "Bf16": (_word_plane,),
+    "Q4G64": _FOUR,
+    "Q5G64": _FIVE,
+    "Q6G64": _SIX,
+    "Q8G32": (_byte_plane,),
+    "Q4G32": _FOUR,
+    "Q41": _FOUR,
+    "Q4K": _FOUR,
+    "Q5K": _FIVE,
+    "Q6K": _SIX,
 }

@@ -42,7 +42,7 @@ def linear(
     inputs = _Inputs(x)
     for segment in packed.segments:
         codes = takes_codes(segment, policy, x.device)
-        plain = not codes and segment.row_map is None and segment.packing.kernel != "dense"
+        plain = not codes and segment.row_map is None and segment.packing.kernel != "Dense"
         direct = plain and len(x) >= DIRECT
         form = Form.CODES if codes else Form.WHOLE if direct else Form.BARE
         for begin, end, weights in _panels(segment, PANEL if direct else _limit(len(x)), form, segment.rows):
@@ -69,7 +69,7 @@ def swiglu(x: torch.Tensor, packed: Packed, policy: ActivationPolicy, out: torch
 
 def takes_codes(segment: Segment, policy: ActivationPolicy, device: torch.device) -> bool:
     """Do products with this segment take E4M3 codes of the columns?"""
-    return policy >= ActivationPolicy.A8 and segment.packing.kernel == "fp8_row" and _has_fp8(device)
+    return policy >= ActivationPolicy.A8 and segment.packing.kernel == "Fp8Row" and _has_fp8(device)
 
 
 @functools.cache
@@ -146,7 +146,7 @@ def _panels(
     """`(begin, end, weights)`: packed rows of the segment, `limit` at most, and their numbers (or E4M3 codes)
     `[end - begin, K]`, in scratch that the next panel overwrites. `rows`: where padding begins, if it is no
     part of what follows."""
-    if segment.packing.kernel == "dense":
+    if segment.packing.kernel == "Dense":
         yield 0, segment.rows, segment.data.view(torch.float32).view(segment.rows, segment.columns)
         return
     width = decode.width(segment)

@@ -15,7 +15,7 @@ from ninfer.ops.weights import Role
 from tests.ops.criteria import LINEAR, LINEAR_A8
 from tests.ops.weights import MAKERS, SHAPES, random_matrix, random_weight
 
-on_gpu = pytest.mark.gpu
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 LARGE = {
     "nvfp4": (1280, 640),
     "fp8_e4m3fn_block128_bf16": (1280, 640),
@@ -156,7 +156,8 @@ def test_other_types_are_refused(device: torch.device) -> None:
         embedding(torch.zeros(1, dtype=torch.int32, device=device), w, torch.float32)
 
 
-@on_gpu
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("format", MAKERS)
 def test_edges_of_routes(format: str) -> None:
     device = torch.device("cuda")
@@ -165,7 +166,8 @@ def test_edges_of_routes(format: str) -> None:
     check_linear(placed(w, device), values, device, counts)
 
 
-@on_gpu
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("format", MAKERS)
 def test_edges_of_gate_and_up(format: str) -> None:
     device = torch.device("cuda")
@@ -176,13 +178,14 @@ def test_edges_of_gate_and_up(format: str) -> None:
         LINEAR.check(products.linear_swiglu(x, w), swiglu(x, values.to(device)))
 
 
-@on_gpu
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("format", MAKERS)
 def test_a_column_does_not_see_its_neighbours(format: str) -> None:
     device = torch.device("cuda")
     w, _ = random_matrix(format, *LARGE.get(format, (300, 1312)), seed=7)
     placed(w, device)
-    if w.plan.segments[0].packing.kernel == "dense":  # pyright: ignore[reportAttributeAccessIssue]
+    if w.plan.segments[0].packing.kernel == "Dense":  # pyright: ignore[reportAttributeAccessIssue]
         pytest.skip("rare formats take a library product")
     x = columns_of(max(products.SMALL, 1), w.columns, device)
     whole = products.linear(x, w)

@@ -18,7 +18,7 @@ def same(packed: Packed, values: torch.Tensor) -> None:
     """Equal but for the last bit of a float32, where a divisor or a minimum was rounded."""
     assert torch.allclose(unpacked(packed), values.double(), rtol=3e-7, atol=1e-7)
     for segment in packed.segments:
-        if segment.packing.kernel != "dense":
+        if segment.packing.kernel != "Dense":
             assert segment.data.numel() == segment.tiles * segment.units * segment.packing.unit_bytes
     assert packed.bytes == sum(segment.data.numel() for segment in packed.segments)
 
@@ -60,7 +60,7 @@ def test_formats_between_others_get_a_map(device: torch.device) -> None:
     matrix = Matrix.stack(Matrix.of(encoded) for encoded, _ in parts)
     for role in (Role.LINEAR, Role.SWIGLU):
         packed = packer.pack(matrix, device, role)
-        assert [s.packing.kernel for s in packed.segments] == ["q4_g64", "q8_g32", "dense"]
+        assert [s.packing.kernel for s in packed.segments] == ["Q4G64", "Q8G32", "Dense"]
         assert not packed.interleaved
         same(packed, torch.cat([values for _, values in parts]))
 

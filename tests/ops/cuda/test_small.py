@@ -69,7 +69,8 @@ def test_plain(format, shape):
 @gpu
 @needs_gpu
 @pytest.mark.parametrize(
-    ("format", "shape"), [("nvfp4", (54, 75)), ("nvfp4", (34816, 5120)), ("fp8", (640, 640)), ("bf16", (54, 75))]
+    ("format", "shape"),
+    [("nvfp4", (54, 75)), ("nvfp4", (34816, 5120)), ("fp8", (640, 640)), ("bf16", (54, 75))],
 )
 def test_swiglu(format, shape):
     made = _made(format, *shape, interleaved=True)

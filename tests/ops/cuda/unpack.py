@@ -26,7 +26,7 @@ def unpacked(packed: Packed) -> torch.Tensor:
 def _values(segment: Segment, interleaved: bool) -> np.ndarray:
     kernel, columns, wide = segment.packing.kernel, segment.columns, segment.packing.unit_columns
     data = segment.data.cpu().numpy()
-    if kernel == "dense":
+    if kernel == "Dense":
         return data.view(np.float32).reshape(segment.rows, columns).astype(np.float64)
     n, k = np.meshgrid(np.arange(segment.rows), np.arange(columns), indexing="ij")
     if interleaved:
@@ -70,42 +70,42 @@ def _values(segment: Segment, interleaved: bool) -> np.ndarray:
         return byte(1024 * sub + 512 * h + 16 * lane + 4 * j + order[c])
 
     at = 2 * r + h  # where scales of a row stand
-    if kernel == "bf16":
-        offset = 1024 * h + 512 * (j // 2) + 16 * lane + 8 * (j % 2) + 2 * c
+    if kernel == "Bf16":
+        offset = 512 * j + 16 * lane + 8 * (c // 2) + 4 * h + 2 * (c % 2)
         bits = (byte(offset) | byte(offset + 1) << 8) << 16
         return bits.astype(np.uint32).view(np.float32).astype(np.float64)
-    if kernel == "nvfp4":
+    if kernel == "Nvfp4":
         pair = 2 * (j % 2) + c // 2
         bits = word(16 * lane + 8 * h + 4 * (j // 2)) >> (16 * (c % 2))
         codes = bits >> np.array([6, 3, 0, 9])[pair] & 7 | (bits >> np.array([15, 12, 13, 14])[pair] & 1) << 3
         scale = byte(512 + 2 * lane + h)
         scales = 2.0 ** (scale // 8 - 22.0) * (1 + scale % 8 / 8)
         return E2M1[codes] * scales * _factors(segment, place) / 128
-    if kernel in ("fp8_row", "fp8_tile"):
+    if kernel in ("Fp8Row", "Fp8Tile"):
         codes = byte(1024 * sub + 512 * h + 16 * lane + 4 * j + np.array([1, 3, 0, 2])[c])
-        if kernel == "fp8_row":
+        if kernel == "Fp8Row":
             return _e4m3(codes) * _factors(segment, place)
         bits = (byte(2048 + 2 * at) | byte(2048 + 2 * at + 1) << 8) << 16
         return _e4m3(codes) * bits.astype(np.uint32).view(np.float32)
-    if kernel == "q4_g64":
+    if kernel == "Q4G64":
         return (low() - 8) * half_float(512 + 2 * at)
-    if kernel == "q5_g64":
+    if kernel == "Q5G64":
         return (low() + 16 * fifth() - 16) * half_float(640 + 2 * at)
-    if kernel == "q6_g64":
+    if kernel == "Q6G64":
         return (low() + 16 * sixth() - 32) * half_float(768 + 2 * at)
-    if kernel == "q8_g32":
+    if kernel == "Q8G32":
         return (eight() - 128) * half_float(1024 + 4 * at + 2 * (j // 2))
-    if kernel == "q4_g32":
+    if kernel == "Q4G32":
         return (low() - 8) * half_float(512 + 4 * at + 2 * (j // 2))
-    if kernel == "q4_1":
+    if kernel == "Q41":
         return low() * half_float(512 + 8 * at + 2 * (j // 2)) + half_float(512 + 8 * at + 4 + 2 * (j // 2))
-    if kernel in ("q4_k", "q5_k"):
-        codes = low() + (16 * fifth() if kernel == "q5_k" else 0)
-        start = 2048 + (512 if kernel == "q5_k" else 0)
+    if kernel in ("Q4K", "Q5K"):
+        codes = low() + (16 * fifth() if kernel == "Q5K" else 0)
+        start = 2048 + (512 if kernel == "Q5K" else 0)
         part, whole = start + 64 * sub + 4 * at, start + 256 + 4 * at
         factor, offset = byte(part + j // 2), byte(part + 2 + j // 2)
         return half_float(whole) * factor * codes - half_float(whole + 2) * offset
-    assert kernel == "q6_k"
+    assert kernel == "Q6K"
     factor = byte(3072 + 64 * sub + 4 * at + j).astype(np.uint8).view(np.int8)
     return half_float(3072 + 256 + 2 * at) * factor * (low() + 16 * sixth() - 32)
 
