@@ -38,8 +38,8 @@ def linear(x: torch.Tensor, w: Matrix, residual: torch.Tensor | None = None) -> 
     packed = _packed(x, w)
     if residual is not None:
         if residual.shape != (len(x), w.rows) or residual.dtype != x.dtype:
-            shape = list(residual.shape)
-            raise OptionError(f"the residual must be {x.dtype} {[len(x), w.rows]}, got {residual.dtype} {shape}")
+            found, shape = residual.dtype, list(residual.shape)
+            raise OptionError(f"the residual must be {x.dtype} {[len(x), w.rows]}, got {found} {shape}")
         residual = residual.contiguous()
     out = torch.empty(len(x), w.rows, dtype=x.dtype, device=x.device)
     if not _small(x, packed):
