@@ -206,8 +206,7 @@ def rows_kernel(
         else:
             j, q = g % 4, (g // 4) % 4
         base = ((row // 16).to(tl.int64) * units + unit) * UNIT_BYTES
-        row = tl.zeros_like(g) + row
-        v0, v1, v2, v3 = quad(data, factors, base, row, sub, j, q, KERNEL, INNER, -1)
+        v0, v1, v2, v3 = quad(data, factors, base, tl.zeros_like(g) + row, sub, j, q, KERNEL, INNER, -1)
         target = out + t.to(tl.int64) * columns + 4 * g
         _store(target, v0, 4 * g < columns)
         _store(target + 1, v1, 4 * g + 1 < columns)
