@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -54,11 +55,16 @@ def paged(
     return Paged(KvPages(format, k_codes, v_codes, k_scales, v_scales), table)  # type: ignore[arg-type]
 
 
+@functools.cache
+def _signs(width: int, device: torch.device) -> torch.Tensor:
+    signs = [[(-1.0) ** (i & j).bit_count() for j in range(width)] for i in range(width)]
+    return torch.tensor(signs, dtype=torch.float64, device=device) / math.sqrt(width)
+
+
 def _meaning(codes, scales, side: KvSide, width: int) -> torch.Tensor:
     x = kv_codec.decode(codes, scales, side).double()
     if side.rotation(width):
-        signs = [[(-1.0) ** (i & j).bit_count() for j in range(width)] for i in range(width)]
-        x = x @ torch.tensor(signs, dtype=torch.float64, device=x.device) / math.sqrt(width)
+        x = x @ _signs(width, x.device)
     return x
 
 

@@ -19,6 +19,19 @@ GEOMETRIES = [(256, 24, 4), (256, 16, 2), (128, 16, 4), (128, 8, 2), (256, 2, 1)
 """(width, query heads, key heads)"""
 
 
+@pytest.mark.gpu
+@every
+def test_portable(format, device) -> None:
+    """Triton's kernels on the GPU."""
+    cache = paged(format, 2, 20, 4, 256, device)
+    positions = positions_of([1200, 65], 4, device)
+    q = torch.randn(8, 24, 256, device=device).bfloat16()
+    out = attend_few.attend(
+        q, cache.pages, cache.table, positions, 0.0625, None, None, target=7, portable=True
+    )
+    CRITERIA[format].check(out, reference(q, cache, positions, 0.0625))
+
+
 @every
 @pytest.mark.parametrize(
     ("width", "q_heads", "k_heads", "ends", "columns"),

@@ -670,7 +670,7 @@ attend_split(const u16* q, int q_stride, const u8* k, const u8* k_scales, const 
 extern "C" __global__ void __launch_bounds__(D)
 attend_merge(const float* sums, const float* tops, const int* positions, const u16* gate, int gate_stride, u16* out,
              int target, int splits, int q_heads) {
-  __shared__ float weights[MOST_SPLITS];
+  __shared__ float weights[1056];
   __shared__ float turned[D];
   const int thread = threadIdx.x, lane = thread % 32, t = blockIdx.x / q_heads, head = blockIdx.x % q_heads;
   wait_for_previous();
