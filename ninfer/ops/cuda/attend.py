@@ -95,7 +95,7 @@ def specimens() -> Iterator[Specimen]:
     """The gate."""
     yield Specimen(
         _gate_kernel,
-        dict(a="*bf16", gate="*bf16", gate_stride="i32", out="*bf16", columns="i32"),
-        dict(BLOCK=_BLOCK),
-        dict(num_warps=4),
+        {"a": "*bf16", "gate": "*bf16", "gate_stride": "i32", "out": "*bf16", "columns": "i32"},
+        {"BLOCK": _BLOCK},
+        {"num_warps": 4},
     )

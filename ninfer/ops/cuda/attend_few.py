@@ -217,9 +217,7 @@ def _launch(
     )  # fmt: skip
 
 
-def few_bytes(
-    device: torch.device, columns: int, context: int, heads: int, kv_heads: int, width: int
-) -> int:
+def few_bytes(device: torch.device, columns: int, context: int, heads: int, kv_heads: int, width: int) -> int:
     """Output and scratch of a call with tables for `context` tokens."""
     splits = launched_splits(split_target(device, kv_heads), -(-context // PAGE), None)
     return columns * heads * (2 * width + splits * (4 * width + 8))

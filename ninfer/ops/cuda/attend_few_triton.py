@@ -47,7 +47,7 @@ def _dot(a, b, total):
     """Of 16-bit numbers; the interpreter multiplies the bits of bf16."""
     if INTERPRETED:
         return tl.dot(to_f32(a), to_f32(b), total)
-    else:
+    else:  # noqa: RET505 (compiled code knows one way only)
         return tl.dot(a, b, total)
 
 
@@ -184,13 +184,12 @@ def merge_kernel(
     highest = tl.max(tl.load(tops + 2 * (place + each), mask=each < count, other=_LOWEST), 0)
     mass = 0.0
     total = tl.zeros((PADDED,), tl.float32)
-    for split in range(0, count):
+    for split in range(count):
         weight = tl.exp2(tl.load(tops + 2 * (place + split)) - highest)
         mass += weight * tl.load(tops + 2 * (place + split) + 1)
         total += weight * tl.load(sums + (place + split) * WIDTH + dims, mask=inside, other=0.0)
     total = total / tl.where(count > 0, mass, 1.0)
     if V_TURNED:
-        stride: tl.constexpr = 1
         total = _butterflies(total, WIDTH, 1)
         if WIDTH > 2:
             total = _butterflies(total, WIDTH, 2)
@@ -249,40 +248,34 @@ def attend(
     )  # fmt: skip
 
 
+_PLANES = {
+    KvCode.PLAIN: ("*bf16", "*bf16"),
+    KvCode.INT8: ("*i8", "*fp16"),
+    KvCode.FP8: ("*u8", "*fp16"),
+    KvCode.NVFP4: ("*u8", "*u8"),
+}
+
+
 def specimens() -> Iterator[Specimen]:
     """The kernels for 24 query and 4 key heads of 256, each format."""
+    integers = ("q_stride", "table_stride", "target", "splits", "columns", "tile_columns")
     for format in KvFormat:
         keys, values = format.keys, format.values
-        types = {
-            KvCode.PLAIN: ("*bf16", "*bf16"),
-            KvCode.INT8: ("*i8", "*fp16"),
-            KvCode.FP8: ("*u8", "*fp16"),
-        }
-        nvfp4 = ("*u8", "*u8")
-        (k, k_scales), (v, v_scales) = types.get(keys.code, nvfp4), types.get(values.code, nvfp4)
+        (k, k_scales), (v, v_scales) = _PLANES[keys.code], _PLANES[values.code]
+        planes = {"q": "*bf16", "k": k, "k_scales": k_scales, "v": v, "v_scales": v_scales}
+        others = {"table": "*i32", "positions": "*i32", "sums": "*fp32", "tops": "*fp32", "factor": "fp32"}
+        constants = {"K_HEADS": 4, "GROUP": 6, "WIDTH": 256, "PADDED": 256, "ROWS": 32}
+        constants |= {"KEYS": 32 if format is KvFormat.BF16 else 64, "K_CODE": _CODES[keys.code]}
+        constants |= {"V_CODE": _CODES[values.code], "K_TURNED": keys.rotation(256), "ROTATION": 0.0625}
         yield Specimen(
             split_kernel,
-            dict(
-                q="*bf16", q_stride="i32", k=k, k_scales=k_scales, v=v, v_scales=v_scales, table="*i32",
-                table_stride="i32", positions="*i32", sums="*fp32", tops="*fp32", factor="fp32", target="i32",
-                splits="i32", columns="i32", tile_columns="i32",
-            ),
-            dict(
-                K_HEADS=4, GROUP=6, WIDTH=256, PADDED=256, ROWS=32, KEYS=32 if format is KvFormat.BF16 else 64,
-                K_CODE=_CODES[keys.code], V_CODE=_CODES[values.code], K_TURNED=keys.rotation(256),
-                ROTATION=0.0625,
-            ),
-            dict(num_warps=4, num_stages=2),
-        )  # fmt: skip
+            planes | others | dict.fromkeys(integers, "i32"),
+            constants,
+            {"num_warps": 4, "num_stages": 2},
+        )
+    floats = {"sums": "*fp32", "tops": "*fp32", "gate": "*bf16", "out": "*bf16", "positions": "*i32"}
+    signature = floats | dict.fromkeys(("gate_stride", "target", "splits"), "i32")
     for turned in (False, True):
-        yield Specimen(
-            merge_kernel,
-            dict(
-                sums="*fp32", tops="*fp32", positions="*i32", gate="*bf16", gate_stride="i32", out="*bf16",
-                target="i32", splits="i32",
-            ),
-            dict(
-                Q_HEADS=24, WIDTH=256, PADDED=256, SPLITS=64, GATED=True, V_TURNED=turned, ROTATION=0.0625
-            ),
-            dict(num_warps=4),
-        )  # fmt: skip
+        constants = {"Q_HEADS": 24, "WIDTH": 256, "PADDED": 256, "SPLITS": 64, "GATED": True}
+        constants |= {"V_TURNED": turned, "ROTATION": 0.0625}
+        yield Specimen(merge_kernel, signature, constants, {"num_warps": 4})
