@@ -31,9 +31,9 @@ _BACKWARDS = tl.constexpr((1 << 31) - 1)
 _LOWEST = tl.constexpr(-(1 << 63))
 
 
-def tile_of(size: int) -> int:
-    """Scores of a tile, for rows of `size`."""
-    return min(TILE, max(GROUP * 32, triton.next_power_of_2(size)))
+def padded_tiles(tiles: int) -> int:
+    """A power of two, the same for all usual vocabularies, so that one compiled kernel serves them."""
+    return max(128, triton.next_power_of_2(tiles))
 
 
 @triton.jit

@@ -20,6 +20,7 @@ import triton.language as tl
 
 from ninfer.ops.cuda.best import (
     GROUP,
+    TILE,
     best_groups,
     id_in,
     is_forbidden,
@@ -28,8 +29,8 @@ from ninfer.ops.cuda.best import (
     merged,
     order_in,
     order_of,
+    padded_tiles,
     score_of,
-    tile_of,
 )
 from ninfer.ops.cuda.specimens import Specimen
 from ninfer.ops.sampling import CANDIDATES, Draws, mask_words
@@ -39,6 +40,11 @@ _BEST = tl.constexpr(CANDIDATES)
 _SORTED = tl.constexpr(32)
 _CLEARED = 4096
 _TILE_WARPS, _ROW_WARPS = 4, 4
+_SIZES = ["size", "tiles", "words", "many", "total"]
+_FIELDS = [
+    "temperatures", "presences", "frequencies", "top_ps", "min_ps", "top_ks", "seeds", "positions",
+    "purposes", "count_rows", "mask_rows", "tokens", "out",
+]  # fmt: skip
 
 
 @triton.jit
@@ -52,16 +58,17 @@ def _adjusted(scores, ids, size, mask, mask_row, counts, penalties, presence, fr
     return x, ok & (((words >> (ids & 31)) & 1) != 0)
 
 
-@triton.jit
+# Compiled once, whatever the sizes and wherever rows begin: a recording must not meet a new kernel.
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_FIELDS)
 def _tile_kernel(
     logits, size, partial, counts, temperatures, presences, frequencies, top_ks, purposes, count_rows,
-    mask_rows, masks, words,
-    TILE: tl.constexpr, GROUP: tl.constexpr, MASKS: tl.constexpr,
+    mask_rows, masks, words, many,
+    TILE: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """The best keys of one tile of one row: 20, or the first where only that one is asked for."""
     tile, row = tl.program_id(0), tl.program_id(1)
     mask_row = tl.load(mask_rows + row)
-    if (tl.load(purposes + row) >= 0) & (MASKS | (mask_row < 0)):
+    if (tl.load(purposes + row) >= 0) & (mask_row < many):
         presence = tl.load(presences + row).to(tl.float32)
         frequency = tl.load(frequencies + row).to(tl.float32)
         count_row = tl.load(count_rows + row)
@@ -127,16 +134,17 @@ def _pick(values, found, temperature, top_p, min_p, u):
     return tl.min(tl.where(past, lane, kept - 1), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_FIELDS)
 def _row_kernel(
-    partial, size, tiles, out, temperatures, top_ps, min_ps, top_ks, seeds, positions, purposes, mask_rows,
-    TILES: tl.constexpr, TILE: tl.constexpr, MASKS: tl.constexpr,
+    partial, size, tiles, many, out, temperatures, top_ps, min_ps, top_ks, seeds, positions, purposes,
+    mask_rows,
+    TILES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The draw of one row."""
     row = tl.program_id(0)
     purpose = tl.load(purposes + row)
     result = tl.where(purpose < 0, -2, -3)
-    if (purpose >= 0) & (MASKS | (tl.load(mask_rows + row) < 0)):
+    if (purpose >= 0) & (tl.load(mask_rows + row) < many):
         keys = partial + row.to(tl.int64) * tiles * _BEST
         temperature, n = tl.load(temperatures + row), tl.load(top_ks + row)
         if (temperature > 0.0) & (n != 1):
@@ -161,7 +169,7 @@ def _row_kernel(
     tl.store(out + row, result)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_FIELDS)
 def _count_kernel(tokens, count_rows, total, counts, size, BLOCK: tl.constexpr):
     b = tl.arange(0, BLOCK)
     token = tl.load(tokens + b, mask=b < total, other=-1)
@@ -171,7 +179,7 @@ def _count_kernel(tokens, count_rows, total, counts, size, BLOCK: tl.constexpr):
     tl.atomic_add(at, 1, mask=(token >= 0) & (row >= 0), sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_FIELDS)
 def _clear_kernel(count_rows, counts, size, BLOCK: tl.constexpr):
     row = tl.load(count_rows + tl.program_id(1))
     if row >= 0:
@@ -187,19 +195,18 @@ def draw(
     out = torch.empty(rows, dtype=torch.int32, device=logits.device)
     if rows == 0:
         return out
-    tile = tile_of(size)
-    tiles = triton.cdiv(size, tile)
+    tiles, many = triton.cdiv(size, TILE), 0 if masks is None else masks.shape[0]
     partial = torch.empty((rows, tiles, CANDIDATES), dtype=torch.int64, device=logits.device)
     _tile_kernel[(tiles, rows)](
         logits, size, partial, counts, draws.temperature, draws.presence, draws.frequency, draws.top_k,
         draws.purpose, draws.count_rows, draws.mask_row, counts if masks is None else masks,
-        mask_words(size), TILE=tile, GROUP=GROUP, MASKS=masks is not None, num_warps=_TILE_WARPS,
+        mask_words(size), many, TILE=TILE, GROUP=GROUP, num_warps=_TILE_WARPS,
         enable_fp_fusion=False,
     )  # fmt: skip
     _row_kernel[(rows,)](
-        partial, size, tiles, out, draws.temperature, draws.top_p, draws.min_p, draws.top_k, draws.seed,
-        draws.position, draws.purpose, draws.mask_row, TILES=max(32, triton.next_power_of_2(tiles)),
-        TILE=tile, MASKS=masks is not None, num_warps=_ROW_WARPS, enable_fp_fusion=False,
+        partial, size, tiles, many, out, draws.temperature, draws.top_p, draws.min_p, draws.top_k, draws.seed,
+        draws.position, draws.purpose, draws.mask_row, TILES=padded_tiles(tiles),
+        TILE=TILE, num_warps=_ROW_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
@@ -225,13 +232,13 @@ def specimens() -> Iterable[Specimen]:
     integers = dict.fromkeys(("top_ks", "positions", "purposes", "count_rows", "mask_rows"), "*i32")
     types = reals | integers | {
         "logits": "*fp32", "partial": "*i64", "counts": "*i32", "seeds": "*i64", "masks": "*i32",
-        "size": "i32", "words": "i32", "tiles": "i32", "out": "*i32", "tokens": "*i32", "total": "i32",
+        "size": "i32", "words": "i32", "tiles": "i32", "many": "i32", "out": "*i32", "tokens": "*i32",
+        "total": "i32",
     }  # fmt: skip
     sampling = {"num_warps": _TILE_WARPS, "enable_fp_fusion": False}
-    tile = tile_of(248_077)
     for kernel, constants, options in (
-        (_tile_kernel, {"TILE": tile, "GROUP": GROUP, "MASKS": True}, sampling),
-        (_row_kernel, {"TILES": 128, "TILE": tile, "MASKS": True}, sampling | {"num_warps": _ROW_WARPS}),
+        (_tile_kernel, {"TILE": TILE, "GROUP": GROUP}, sampling),
+        (_row_kernel, {"TILES": 128, "TILE": TILE}, sampling | {"num_warps": _ROW_WARPS}),
         (_count_kernel, {"BLOCK": 32}, {"num_warps": 1}),
         (_clear_kernel, {"BLOCK": _CLEARED}, {"num_warps": 4}),
     ):

@@ -19,6 +19,7 @@ import triton.language as tl
 
 from ninfer.ops.cuda.best import (
     GROUP,
+    TILE,
     best_groups,
     id_in,
     is_number,
@@ -26,8 +27,8 @@ from ninfer.ops.cuda.best import (
     merged,
     order_in,
     order_of,
+    padded_tiles,
     score_of,
-    tile_of,
 )
 from ninfer.ops.cuda.specimens import Specimen
 from ninfer.ops.sampling import CANDIDATES
@@ -36,9 +37,10 @@ from ninfer.ops.sampling_checks import check_reports
 _BEST = tl.constexpr(CANDIDATES)
 _SORTED = tl.constexpr(32)
 _WARPS = 4
+_SIZES, _ROWS = ["size", "tiles"], ["tokens", "wanted", "logprob", "top_ids", "top_logprobs"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_ROWS)
 def _tile_kernel(
     logits, size, tokens, wanted, partial, tops, sums, TILE: tl.constexpr, GROUP: tl.constexpr
 ):  # fmt: skip
@@ -66,7 +68,7 @@ def _tile_kernel(
             tl.store(partial + at * _BEST + lane, tl.topk(keys, _SORTED), mask=lane < _BEST)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_ROWS)
 def _row_kernel(
     logits, size, tokens, wanted, partial, tops, sums, tiles, logprob, top_ids, top_logprobs,
     TILES: tl.constexpr, TILE: tl.constexpr,
@@ -110,18 +112,17 @@ def token_logprobs(
     rows, size = logits.shape
     if rows == 0:
         return
-    tile = tile_of(size)
-    tiles = triton.cdiv(size, tile)
+    tiles = triton.cdiv(size, TILE)
     device = logits.device
     partial = torch.empty((rows, tiles, CANDIDATES), dtype=torch.int64, device=device)
     tops = torch.empty((rows, tiles), dtype=torch.int32, device=device)
     sums = torch.empty((rows, tiles), dtype=torch.float32, device=device)
     _tile_kernel[(tiles, rows)](
-        logits, size, tokens, wanted, partial, tops, sums, TILE=tile, GROUP=GROUP, num_warps=_WARPS
+        logits, size, tokens, wanted, partial, tops, sums, TILE=TILE, GROUP=GROUP, num_warps=_WARPS
     )
     _row_kernel[(rows,)](
         logits, size, tokens, wanted, partial, tops, sums, tiles, logprob, top_ids, top_logprobs,
-        TILES=max(32, triton.next_power_of_2(tiles)), TILE=tile, num_warps=_WARPS,
+        TILES=padded_tiles(tiles), TILE=TILE, num_warps=_WARPS,
     )  # fmt: skip
 
 
@@ -131,9 +132,8 @@ def specimens() -> Iterable[Specimen]:
         "tops": "*i32", "sums": "*fp32", "tiles": "i32", "logprob": "*fp32", "top_ids": "*i32",
         "top_logprobs": "*fp32",
     }  # fmt: skip
-    tile = tile_of(248_077)
     for kernel, constants in (
-        (_tile_kernel, {"TILE": tile, "GROUP": GROUP}), (_row_kernel, {"TILES": 128, "TILE": tile})
+        (_tile_kernel, {"TILE": TILE, "GROUP": GROUP}), (_row_kernel, {"TILES": 128, "TILE": TILE})
     ):  # fmt: skip
         signature = {name: types[name] for name in kernel.arg_names if name in types}
         yield Specimen(kernel, signature, constants, {"num_warps": _WARPS})
