@@ -35,14 +35,7 @@ from ninfer.ops.sampling import (
     uniform,
 )
 from ninfer.ops.weights import ActivationPolicy, Encoded, Matrix, Role, RowSpan, place
-from ninfer.ops.workspace import (
-    attention_bytes,
-    delta_net_bytes,
-    linear_bytes,
-    recorded_attention,
-    recorded_linear,
-    swiglu_bytes,
-)
+from ninfer.ops.workspace import Workspace, workspace
 
 __all__ = [
     "CANDIDATES",
@@ -62,11 +55,10 @@ __all__ = [
     "Rope",
     "RowSpan",
     "SamplingParams",
-    "attention_bytes",
+    "Workspace",
     "causal_conv",
     "clear_counts",
     "count_tokens",
-    "delta_net_bytes",
     "draw",
     "embedding",
     "fold_conv",
@@ -77,7 +69,6 @@ __all__ = [
     "gdn_gating",
     "gdn_mix",
     "linear",
-    "linear_bytes",
     "linear_swiglu",
     "logits",
     "mask_words",
@@ -86,12 +77,10 @@ __all__ = [
     "paged_attention",
     "place",
     "qk_prepare",
-    "recorded_attention",
-    "recorded_linear",
     "rms_norm",
     "sample",
     "sigmoid_mul",
-    "swiglu_bytes",
     "token_logprobs",
     "uniform",
+    "workspace",
 ]
