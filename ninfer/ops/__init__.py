@@ -34,7 +34,16 @@ from ninfer.ops.sampling import (
     token_logprobs,
     uniform,
 )
-from ninfer.ops.weights import ActivationPolicy, Encoded, Matrix, Role, RowSpan, place
+from ninfer.ops.weights import (
+    ActivationPolicy,
+    Encoded,
+    Matrix,
+    Role,
+    RowSpan,
+    Upload,
+    place,
+    uploading,
+)
 from ninfer.ops.workspace import Workspace, workspace
 
 __all__ = [
@@ -55,6 +64,7 @@ __all__ = [
     "Rope",
     "RowSpan",
     "SamplingParams",
+    "Upload",
     "Workspace",
     "causal_conv",
     "clear_counts",
@@ -82,5 +92,6 @@ __all__ = [
     "sigmoid_mul",
     "token_logprobs",
     "uniform",
+    "uploading",
     "workspace",
 ]

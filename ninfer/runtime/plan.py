@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ninfer.errors import CapacityError, OptionError
@@ -58,6 +58,8 @@ class Plan:
     workspace_bytes: int
     weight_bytes: int
     graph_bytes: int = 0
+    available_bytes: int | None = field(default=None, compare=False)
+    """What was free for all this, where it is known."""
 
     @property
     def prefill_chunk(self) -> int:
@@ -159,6 +161,7 @@ def make_plan(
             workspace_bytes=workspace_bytes,
             weight_bytes=weight_bytes,
             graph_bytes=graph_bytes,
+            available_bytes=available_bytes,
         )
 
     least = plan(max(shape.pages, rows))

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from ninfer import ops
+from ninfer.errors import CapacityError
 from ninfer.formats import KvFormat
 from ninfer.models import Batch, Cache, Model
-from ninfer.runtime.memory import allocate, allocate_records, available_bytes, zeros
+from ninfer.runtime.memory import allocate, allocate_records, available_bytes, tensors_of, zeros
 from ninfer.runtime.plan import MAX_CONCURRENCY, Limits, Plan, make_plan
 from ninfer.runtime.records import Unit, copy_record, header_of, ingress
 from ninfer.runtime.transfer import transfer
@@ -133,7 +134,35 @@ class Program:
         return self._egress
 
     def warm_up(self) -> None:
-        """Run every kind of round once on dead pages, so that code is loaded and recordings are made."""
+        """Run every kind of round once on dead pages, so that code is loaded and recordings are made.
+
+        On a GPU also prefills of all sizes, the largest at the end of the context: what the plan counted is
+        taken now, or `CapacityError` says that it isn't there.
+                """ try: if self._device.type != "cpu": self._warm_prefills() self._warm_rounds() except
+                torch.OutOfMemoryError: raise CapacityError( f"the memory of {self._device} ran out beside the
+                plan of {self.plan.total_bytes >> 20} MiB; " f"lower --prefill-chunk or --max-context, or use
+                --kv-capacity auto with more --vram-headroom-mib" ) from None if self._device.type != "cpu":
+                self._clear()
+
+    def _warm_prefills(self) -> None:
+        """Of every power of two and of a whole chunk, all positions on page 0."""
+        record, chunk, context = ingress(self.plan.shape), self.plan.prefill_chunk, self.plan.max_context
+        record["unit"], record["rows"], record["purpose"] = Unit.PREFILL, 1, 0
+        record["source_slots"], record["target_slots"] = -1, 0
+        sizes = [1 << power for power in range(chunk.bit_length()) if 1 << power < chunk]
+        for columns, begin in [(chunk, context - chunk), *((size, 0) for size in sizes)]:
+            record["columns"] = columns
+            record["positions"][0, :columns] = np.arange(begin, begin + columns)
+            self.run(record)
+
+    def _clear(self) -> None:
+        """Memory as it was made."""
+        with self._transfer.within:
+            for tensor in tensors_of(self._cache, self._records):
+                tensor.zero_()
+            self._counts.zero_()
+
+    def _warm_rounds(self) -> None:
         record = ingress(self.plan.shape)
         record["positions"] = -1
         record["source_slots"], record["target_slots"] = -1, 0

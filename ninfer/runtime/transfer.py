@@ -45,7 +45,7 @@ class HostTransfer:
 
 
 class DeviceTransfer(HostTransfer):
-    """Both records once on the host, pinned, and once on a CUDA device, which works in a stream of its own."""
+    """Both records on the host, pinned, and once more on a CUDA device, with a stream of its own."""
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
         self.ingress, sent, arrived = _pair(ingress(shape), device)
@@ -92,9 +92,7 @@ def transfer(shape: Shape, device: torch.device) -> HostTransfer:
 
 def _tensors(record: np.ndarray) -> dict[str, torch.Tensor]:
     return {
-        name: torch.from_numpy(record[name][0])
-        for name in record.dtype.names or ()
-        if record[name].ndim > 1
+        name: torch.from_numpy(record[name][0]) for name in record.dtype.names or () if record[name].ndim > 1
     }
 
 
