@@ -138,11 +138,19 @@ class Program:
 
         On a GPU also prefills of all sizes, the largest at the end of the context: what the plan counted is
         taken now, or `CapacityError` says that it isn't there.
-                """ try: if self._device.type != "cpu": self._warm_prefills() self._warm_rounds() except
-                torch.OutOfMemoryError: raise CapacityError( f"the memory of {self._device} ran out beside the
-                plan of {self.plan.total_bytes >> 20} MiB; " f"lower --prefill-chunk or --max-context, or use
-                --kv-capacity auto with more --vram-headroom-mib" ) from None if self._device.type != "cpu":
-                self._clear()
+        """
+        try:
+            if self._device.type != "cpu":
+                self._warm_prefills()
+            self._warm_rounds()
+        except torch.OutOfMemoryError:
+            raise CapacityError(
+                f"the memory of {self._device} ran out beside the plan of {self.plan.total_bytes >> 20} MiB; "
+                f"lower --prefill-chunk or --max-context, or use --kv-capacity auto with more "
+                f"--vram-headroom-mib"
+            ) from None
+        if self._device.type != "cpu":
+            self._clear()
 
     def _warm_prefills(self) -> None:
         """Of every power of two and of a whole chunk, all positions on page 0."""
