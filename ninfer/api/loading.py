@@ -62,23 +62,23 @@ def load_model(
     `progress(stage, done, total)` is called while weights are brought to a GPU.
     """
     with ThreadPoolExecutor(1) as pool:
-        # The tokenizer is built while PyTorch and the kernels are imported.
+        # The tokenizer is built while PyTorch and the kernels are imported and the device wakes up.
         pending = pool.submit(load_frontend, artifact, chat_template)
         import torch
 
         from ninfer import models
-        from ninfer.ops.cpu import machine_threads
+        from ninfer.ops.dispatch import backend
 
+        chosen, held = choose_device(device), 0
+        operators = backend(chosen.type)
+        if chosen.type == "cpu":
+            threads = threads or operators.machine_threads()
+            torch.set_num_threads(threads)
+        else:
+            threads = 1
+            held = torch.cuda.memory_allocated(chosen)
+            torch.cuda.synchronize(chosen)
         frontend = pending.result()
-    chosen = choose_device(device)
-    if chosen.type == "cpu":
-        threads = threads or machine_threads()
-        torch.set_num_threads(threads)
-        held = 0
-    else:
-        threads = threads or torch.get_num_threads()
-        torch.cuda.init()
-        held = torch.cuda.memory_allocated(chosen)
     begin = perf_counter()
     model = models.load(artifact, chosen, public_tokens=frontend.public_tokens, progress=progress)
     seconds = perf_counter() - begin

@@ -145,5 +145,5 @@ def uploading(device: torch.device, total: int, progress: Progress | None = None
         return
     from ninfer.ops.cuda.upload import Uploader
 
-    with Uploader(device, total=total, progress=progress) as upload:
+    with torch.cuda.device(device), Uploader(device, total=total, progress=progress) as upload:
         yield upload
