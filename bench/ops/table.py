@@ -35,7 +35,7 @@ def table(rows: Iterable[Row], read_ceiling: float) -> str:
         share = f"{row.gb_s / read_ceiling:7.1%}" if read_ceiling else f"{'-':>7}"
         flops = f"{row.tflop_s:8.1f}" if row.flops else f"{'-':>8}"
         line = (
-            f"{row.name:{width}} {row.us:10.2f} {row.bytes:14,d} {row.gb_s:8.0f} {share} {flops} {row.note}"
+            f"{row.name:{width}} {row.us:10.2f} {row.bytes:14,d} {row.gb_s:8.0f} {share} {flops}  {row.note}"
         )
         lines.append(line.rstrip())
     return "\n".join(lines)
