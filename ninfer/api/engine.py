@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ninfer.api.loading import load_model, opened
 from ninfer.api.options import EngineOptions, GenerationOptions
-from ninfer.artifact import Artifact, TensorObject
+from ninfer.artifact import Contents, TensorObject
 from ninfer.engine import Event, Handle, Health, Marks, Output, Request, RuntimeStatistics
 from ninfer.errors import OptionError
 from ninfer.events import Channel
@@ -96,7 +96,7 @@ class Engine:
     """
 
     def __init__(
-        self, artifact: Artifact, frontend: Frontend, core: "Core", description: EngineDescription
+        self, artifact: Contents, frontend: Frontend, core: "Core", description: EngineDescription
     ) -> None:
         """Use `load`."""
         self._artifact = artifact
@@ -126,7 +126,7 @@ class Engine:
             return cls._load(artifact, options, begin)
 
     @classmethod
-    def _load(cls, artifact: Artifact, options: EngineOptions, begin: float) -> Self:
+    def _load(cls, artifact: Contents, options: EngineOptions, begin: float) -> Self:
         loaded = load_model(artifact, options.threads, options.chat_template)
         frontend, model = loaded.frontend, loaded.model
         from ninfer.engine import Core, Policy
@@ -248,7 +248,7 @@ class Engine:
         return Generation(handle, prompt, sampling, seconds)
 
     @property
-    def artifact(self) -> Artifact:
+    def artifact(self) -> Contents:
         """What was loaded; open until `close`."""
         return self._artifact
 

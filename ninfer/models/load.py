@@ -11,7 +11,7 @@ from ninfer.errors import ModelError
 from ninfer.models.binding import component
 
 if TYPE_CHECKING:
-    from ninfer.artifact import Artifact
+    from ninfer.artifact import Contents
     from ninfer.models.model import Model
 
 _PACKAGES = {
@@ -21,7 +21,7 @@ _PACKAGES = {
 
 
 def load(
-    artifact: Artifact,
+    artifact: Contents,
     device: str | torch.device = "cpu",
     activation_dtype: torch.dtype = torch.bfloat16,
     *,

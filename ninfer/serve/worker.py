@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ninfer.api import Engine, Generation, GenerationOptions, Output
+from ninfer.api.loading import located
 from ninfer.api.signature import prefill_signature, weight_formats
-from ninfer.convert import ensure_artifact
 from ninfer.errors import ContextLengthError, NInferError, UnavailableError
 from ninfer.serve.jobs import EngineInfo
 from ninfer.serve.records import (
@@ -212,7 +212,7 @@ def _work(setup: Setup, line: Line) -> int:
 
 
 def _load(setup: Setup, send: Callable[[Report], None]) -> Engine:
-    path = ensure_artifact(
+    path = located(
         setup.model,
         setup.options.cache_dir,
         lambda stage, done, total: send(Loading(clean(stage), done, total)),
