@@ -16,6 +16,7 @@ from ninfer.errors import ArtifactError, OptionError
 if TYPE_CHECKING:
     import torch
 
+    from ninfer.api.synthetic.weights import Fill
     from ninfer.convert.plan import Weight
 
 _HEAD_GAIN = 2.0
@@ -86,7 +87,7 @@ class Synthetic(Contents):
         """There is nothing to let go of."""
 
 
-def _filler(name: str, *, is_llama: bool):
+def _filler(name: str, *, is_llama: bool) -> Fill:
     """What writes a direct tensor's values: norms near their neutral value, decays between fast and slow."""
     if name.endswith("a_log"):
         return lambda words, generator: words.uniform_(0.1, 4, generator=generator).log_()

@@ -61,7 +61,7 @@ def _official(parameter: Parameter, geometry: Geometry) -> str:
 
 
 def _ggml(format: str) -> Stored:
-    """One GGML format for everything, endpoints and gating included; 8 bits where rows are no whole blocks."""
+    """One GGML format for everything, endpoints and gating too; 8 bits where rows are no whole blocks."""
 
     def stored(parameter: Parameter, geometry: Geometry) -> str:
         del geometry
@@ -88,7 +88,7 @@ PROFILES: dict[str, Profile] = {
 
 
 def plan(config: Mapping[str, Any], profile: Profile) -> Plan:
-    """Objects, bindings and uses of a text model, as a conversion with the profile's recipe would make them."""
+    """Objects, bindings and uses of a text model, as a conversion by the profile's recipe makes them."""
     configs = {"text": config}
     parameters = declare(configs)
     catalog = _Catalog(parameters, Geometry.of(config), profile)

@@ -1,4 +1,4 @@
-"""The text resources of a synthetic model: single bytes encode, made-up words decode, and a plain template."""
+"""The text resources of a synthetic model: single bytes encode, made-up words decode; a plain template."""
 
 from __future__ import annotations
 

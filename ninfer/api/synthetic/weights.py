@@ -20,6 +20,7 @@ from ninfer.artifact import TensorObject
 from ninfer.artifact.sizes import RowSplit, block_scale_offsets, k_row_bytes, k_table_bytes, scale_offset
 from ninfer.formats import Format
 
+Fill = Callable[[torch.Tensor, torch.Generator], object]
 _E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 _TILE = 128
 
@@ -46,11 +47,11 @@ def encoded(
 
 def direct(
     tensor: TensorObject,
-    fill: Callable[[torch.Tensor, torch.Generator], object],
+    fill: Fill,
     device: torch.device,
     seed: int,
 ) -> torch.Tensor:
-    """uint8 `[tensor.bytes]` of a direct object whose words, float32 of the object's shape, `fill` writes."""
+    """uint8 `[tensor.bytes]` of a direct object; `fill` writes its words, float32 of the object's shape."""
     words = torch.empty(tensor.shape, dtype=torch.float32, device=device)
     fill(words, torch.Generator(device).manual_seed(seed))
     dtype = getattr(torch, formats.get(tensor.format).dtype)
@@ -190,7 +191,7 @@ class _Draw:
     def _factors(
         self, blocks: torch.Tensor, at: int, size: float, offset: tuple[int, float] | None = None
     ) -> None:
-        """FP16 factors of about `size` at byte `at` of each block; `offset` (byte, multiple of the factor)."""
+        """FP16 factors of about `size` at byte `at` of each block; `offset`: byte, multiple of the factor."""
         factors = self._scales((len(blocks), 1), size, torch.float16)
         if offset is None:  # codes reach from -n to n - 1: with either sign their mean is 0
             signs = torch.empty_like(factors).random_(2, generator=self.generator)
