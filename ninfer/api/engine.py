@@ -228,6 +228,7 @@ class Engine:
             stop=options.stop,
             reasoning_stop=options.reasoning_stop,
             stop_token_ids=options.stop_token_ids,
+            ignore_model_stops=options.ignore_model_stops,
             raw=options.raw,
             thinking_budget=options.thinking_budget,
             grammar=options.grammar,
