@@ -103,17 +103,21 @@ def bench(
 
     from ninfer.cli import bench_report as report
     from ninfer.cli.answer import load
-    from ninfer.cli.bench_run import Settings, run_tests
+    from ninfer.cli.bench_run import Measured, Settings, run_tests
 
     with load(path, engine_options, quiet=quiet) as engine:
         settings = Settings(repetitions, warmup, profile_measured, corpus, ids and len(ids), quiet)
-        measured = run_tests(engine, tests, ids, settings)
-        document = report.document(engine, measured, settings, engine_options, cuda_graph=not no_cuda_graph)
-    text = {"table": report.table, "json": report.as_json, "csv": report.as_csv}[output](document)
+        shown = {"table": report.table, "json": report.as_json, "csv": report.as_csv}[output]
+        measured: list[Measured] = []
+        text = ""
+        for test in run_tests(engine, tests, ids, settings):
+            measured.append(test)
+            document = report.document(engine, measured, settings, cuda_graph=not no_cuda_graph)
+            text = shown(document).rstrip("\n") + "\n"
+            if output_file is not None:  # a run that is broken off keeps what it had
+                output_file.write_text(text, encoding="utf-8")
     if output_file is None:
-        print(text, end="" if text.endswith("\n") else "\n")
-    else:
-        output_file.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+        print(text, end="")
     return 0
 
 

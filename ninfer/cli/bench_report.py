@@ -16,7 +16,7 @@ from ninfer.api.throughput import Repetition, mean_and_deviation
 from ninfer.artifact import TensorObject
 
 if TYPE_CHECKING:
-    from ninfer.api import Engine, EngineOptions
+    from ninfer.api import Engine
     from ninfer.cli.bench_run import Measured, Settings
 
 SCHEMA = 15
@@ -40,7 +40,6 @@ def document(
     engine: Engine,
     measured: Sequence[Measured],
     settings: Settings,
-    options: EngineOptions,
     *,
     cuda_graph: bool,
 ) -> dict[str, Any]:
@@ -88,7 +87,7 @@ def document(
                     "primed": is_cuda and decodes,
                     "output_tokens": 3 if is_cuda and decodes else 0,
                 },
-                "max_concurrency": options.max_concurrency,
+                "max_concurrency": engine.plan.concurrency,
                 "threads": d.threads,
                 "repetitions": settings.repetitions,
                 "warmup": settings.warmup,

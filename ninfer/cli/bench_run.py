@@ -42,7 +42,7 @@ class Measured:
 
 def run_tests(
     engine: Engine, tests: Sequence[Case], ids: Sequence[int] | None, settings: Settings
-) -> list[Measured]:
+) -> Iterator[Measured]:
     """Prime the decode graph, then each test: its warm-ups, its measured repetitions."""
     public = engine.frontend.public_tokens
     if ids is None:
@@ -58,16 +58,15 @@ def run_tests(
         raise OptionError("--profile-measured needs a GPU; this engine computes on the CPU")
     if is_cuda and any(case.generated for case in tests):
         measure(engine, _PRIMING, ids)
-    found = []
     for case in tests:
         for _ in range(settings.warmup):
             measure(engine, case, ids)
         with _peak(engine) as peak, _profiled(settings.profile_measured):
             runs = tuple(measure(engine, case, ids) for _ in range(settings.repetitions))
-        found.append(Measured(case, runs, peak[0] if peak else None))
+        found = Measured(case, runs, peak[0] if peak else None)
         if not settings.quiet:
-            print(_line(found[-1]), file=sys.stderr, flush=True)
-    return found
+            print(_line(found), file=sys.stderr, flush=True)
+        yield found
 
 
 def _line(measured: Measured) -> str:
