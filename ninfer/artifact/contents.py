@@ -93,6 +93,9 @@ class Contents(ABC):
         On the host where they come from a file (normally a view of it); on `device` where they are made.
         """
 
+    def forget(self) -> None:  # noqa: B027
+        """Give back the memory of what was read so far, where it can be read again."""
+
     @abstractmethod
     def close(self) -> None:
         """Let go of files; tensors that were handed out stay valid."""

@@ -138,6 +138,13 @@ class Artifact(Contents):
         self._read_into(memoryview(buffer), offset)
         return bytes(buffer)
 
+    def forget(self) -> None:
+        """Let the system take back the memory of what was read so far; it can be read again."""
+        with self._lock:
+            for mapped in self._maps.values():
+                if hasattr(mmap, "MADV_DONTNEED"):
+                    mapped.madvise(mmap.MADV_DONTNEED)
+
     def close(self) -> None:
         """Unmap the files, except what handed-out arrays still hold."""
         with self._lock:

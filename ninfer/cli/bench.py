@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 app = program()
 
-_LATER = {
-    name: reason for name, reason in options.LATER.items() if name not in ("--device", "--no-cuda-graph")
-}
 _FORMATS = ("table", "json", "csv")
 _PROMPT, _GENERATED = (512,), (128,)
 
@@ -68,10 +65,8 @@ def bench(
     ] = None,
     prefill_chunk: options.PrefillChunk = 1024,
     kv_dtype: options.KvDtype = "bf16",
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:N or auto.")] = "auto",
-    no_cuda_graph: Annotated[
-        bool, typer.Option("--no-cuda-graph", help="Run decode rounds step by step.")
-    ] = False,
+    device: options.Device = "auto",
+    no_cuda_graph: options.NoCudaGraph = False,
     threads: options.Threads = None,
     profile_measured: Annotated[
         bool,
@@ -112,7 +107,7 @@ def bench(
         text = ""
         for test in run_tests(engine, tests, ids, settings):
             measured.append(test)
-            document = report.document(engine, measured, settings, cuda_graph=not no_cuda_graph)
+            document = report.document(engine, measured, settings)
             text = shown(document).rstrip("\n") + "\n"
             if output_file is not None:  # a run that is broken off keeps what it had
                 output_file.write_text(text, encoding="utf-8")
@@ -202,26 +197,24 @@ def _engine_options(
         raise OptionError(f"invalid --kv-dtype: {kv_dtype}; use one of {', '.join(KvFormat)}")
     rows = max(case.concurrency for case in tests)
     pages = max(case.concurrency * -(-case.context // 64) for case in tests)
-    chosen = {
-        "max_context": context,
-        "prefill_chunk": prefill_chunk,
-        "max_concurrency": rows,
-        "kv_capacity": max(64 * pages, context),
-        "kv_dtype": kv_dtype,
-        "prefix_reuse": False,
-        "pending_timeout": None,
-        "threads": threads,
-        "device": device,
-        "cuda_graph": cuda_graph,
-    }
-    known = EngineOptions.__dataclass_fields__  # TODO: until the branch with the CUDA options is merged
-    with flags(max_context="--max-ctx", max_concurrency="--concurrency", cuda_graph="--no-cuda-graph"):
-        return EngineOptions(**{name: value for name, value in chosen.items() if name in known})
+    with flags(max_context="--max-ctx", max_concurrency="--concurrency"):
+        return EngineOptions(
+            max_context=context,
+            prefill_chunk=prefill_chunk,
+            max_concurrency=rows,
+            kv_capacity=max(64 * pages, context),
+            kv_dtype=kv_dtype,
+            prefix_reuse=False,
+            pending_timeout=None,
+            threads=threads,
+            device=device,
+            cuda_graph=cuda_graph,
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `ninfer-bench`."""
-    return run(app, "ninfer-bench", argv, later=_LATER, misuse=2)
+    return run(app, "ninfer-bench", argv, later=options.LATER, misuse=2)
 
 
 if __name__ == "__main__":

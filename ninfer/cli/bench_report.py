@@ -36,18 +36,11 @@ _SPECULATIVE = {
 }
 
 
-def document(
-    engine: Engine,
-    measured: Sequence[Measured],
-    settings: Settings,
-    *,
-    cuda_graph: bool,
-) -> dict[str, Any]:
+def document(engine: Engine, measured: Sequence[Measured], settings: Settings) -> dict[str, Any]:
     """The report, schema 15; members that mean nothing here are null."""
     d = engine.description
     artifact = engine.artifact
-    is_cuda = d.device.startswith("cuda")
-    graphs = is_cuda and cuda_graph
+    is_cuda, graphs = d.device.startswith("cuda"), d.cuda_graph
     tensors = [one for one in artifact.objects.values() if isinstance(one, TensorObject)]
     decodes = any(one.case.generated for one in measured)
     return _rounded(
@@ -65,7 +58,7 @@ def document(
                 "weight_formats": weight_formats(artifact),
                 "prefill_signature": prefill_signature(artifact),
                 "load_seconds": d.load_seconds,
-                "upload_seconds": getattr(d, "upload_seconds", None) if is_cuda else None,
+                "upload_seconds": d.upload_seconds if is_cuda else None,
                 "artifact_bytes_read": None,
                 "host_to_device_bytes": d.weight_bytes if is_cuda else None,
                 "peak_staging_bytes": None,

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from ninfer.errors import ModelError
-from ninfer.ops import ActivationPolicy, Encoded, Matrix, Role, RowSpan, place
+from ninfer.ops import ActivationPolicy, Encoded, Matrix, Role, RowSpan, Upload, place
 
 if TYPE_CHECKING:
     from ninfer.artifact import Binding, Component, Contents, Use
@@ -52,11 +52,12 @@ def public_domain(requested: int | None, vocab_size: int) -> int:
 
 
 class Binder:
-    """Binds the parameters of one artifact on one device."""
+    """Binds the parameters of one artifact on one device, to which `upload` brings them (`ops.uploading`)."""
 
-    def __init__(self, artifact: Contents, device: torch.device) -> None:
+    def __init__(self, artifact: Contents, device: torch.device, upload: Upload | None = None) -> None:
         self._artifact = artifact
         self._device = device
+        self._upload = upload
         self._uses: dict[tuple[str, str], Use] = {(use.parameter, use.input): use for use in artifact.uses}
         # Weak: bytes that were made or brought to the device go when the matrices on them have been placed.
         self._parents: MutableMapping[str, Encoded] = WeakValueDictionary()
@@ -81,7 +82,7 @@ class Binder:
         order = auxiliaries.get(role)
         if order is not None and sorted(order.tolist()) != list(range(blocks)):
             raise ModelError(f"auxiliary '{role}' of '{name}' must be a permutation of 0..{blocks - 1}")
-        return self._placed(matrix, Role.LINEAR), order
+        return self._placed(matrix, Role.LINEAR), None if order is None else self._brought(order)
 
     def stack(
         self, members: Sequence[tuple[str, tuple[int, int]]], input: str, role: Role = Role.LINEAR
@@ -92,11 +93,14 @@ class Binder:
 
     def vector(self, name: str, shape: tuple[int, ...], format: str = "bf16") -> torch.Tensor:
         """A direct parameter, in the required format and C order."""
-        return self._direct(self._binding(name, shape), f"parameter '{name}'", shape, format)
+        return self._brought(self._direct(self._binding(name, shape), f"parameter '{name}'", shape, format))
 
     def _placed(self, matrix: Matrix, role: Role) -> Matrix:
-        place(matrix, self._device, role)
+        place(matrix, self._device, role, self._upload)
         return matrix
+
+    def _brought(self, vector: torch.Tensor) -> torch.Tensor:
+        return vector.to(self._device) if self._upload is None else self._upload(vector)
 
     def _projection(
         self, name: str, shape: tuple[int, int], input: str, tables: Mapping[str, int]
@@ -182,7 +186,7 @@ class Binder:
                     f"{owner} must have format '{format}', but object '{part.object}' is '{tensor.format}'"
                 )
             pieces.append(self._data(part.object).view(_DIRECT[format])[part.begin : part.end])
-        return torch.cat(pieces).reshape(shape).to(self._device)
+        return torch.cat(pieces).reshape(shape)
 
     def _auxiliaries(self, use: Use, tables: Mapping[str, int]) -> dict[str, torch.Tensor]:
         bound = {}
