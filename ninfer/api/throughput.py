@@ -193,9 +193,8 @@ def _finish(
         ):
             break
         if isinstance(event, Done):
-            return (engine.statistics(),) * 2, [
-                event.statistics if one is iterators[-1] else _done(one) for one in iterators
-            ]
+            found = [event.statistics if one is iterators[-1] else _done(one) for one in iterators]
+            return (engine.statistics(), engine.statistics()), found
     first = engine.statistics()
     found = [_done(iterators[0])]
     last = engine.statistics()

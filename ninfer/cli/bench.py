@@ -101,7 +101,9 @@ def bench(
     from ninfer.cli.bench_run import Measured, Settings, run_tests
 
     with load(path, engine_options, quiet=quiet) as engine:
-        settings = Settings(repetitions, warmup, profile_measured, corpus, ids and len(ids), quiet)
+        settings = Settings(
+            repetitions, warmup, profile_measured, corpus, None if ids is None else len(ids), quiet
+        )
         shown = {"table": report.table, "json": report.as_json, "csv": report.as_csv}[output]
         measured: list[Measured] = []
         text = ""
@@ -129,15 +131,15 @@ def _tests(
 ) -> "list[Case]":
     from ninfer.api.throughput import cases
 
-    chosen = [_list(prompts, "--n-prompt"), _list(generated, "--n-gen"), _pairs(pairs)]
+    given = _list(prompts, "--n-prompt"), _list(generated, "--n-gen"), _pairs(pairs)
     if prompts is generated is pairs is None:
-        chosen = [_PROMPT, _GENERATED, ()]
-    if (depths is not None or rows is not None) and not chosen[1]:
+        given = _PROMPT, _GENERATED, []
+    if (depths is not None or rows is not None) and not given[1]:
         raise OptionError("--depth and --concurrency are about decoding; give --n-gen as well")
     concurrencies = _list(rows, "--concurrency") or (1,)
     if max(concurrencies) > 8:
         raise OptionError(f"--concurrency must be between 1 and 8, not {max(concurrencies)}")
-    return cases(*chosen, _list(depths, "--depth", least=0) or (0,), concurrencies)
+    return cases(*given, depths=_list(depths, "--depth", least=0) or (0,), concurrencies=concurrencies)
 
 
 def _list(text: str | None, flag: str, least: int = 1) -> tuple[int, ...]:
