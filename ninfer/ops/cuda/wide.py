@@ -84,7 +84,7 @@ def _limit(columns: int) -> int:
 
 def _swiglu_apart(x: torch.Tensor, packed: Packed, out: torch.Tensor) -> None:
     """Halves of different formats: all sums of some columns at a time, and the matrix decoded for each."""
-    step = max(64, PRODUCT // packed.rows)
+    step = columns_apart(packed.rows)
     for start in range(0, len(x), step):
         part = x[start : start + step]
         inputs, sums = _Inputs(part), torch.empty(len(part), packed.rows, device=x.device)
@@ -96,6 +96,19 @@ def _swiglu_apart(x: torch.Tensor, packed: Packed, out: torch.Tensor) -> None:
                 else:
                     sums.index_copy_(1, segment.row_map[begin:end].long(), product)
         finish.swiglu(sums, out[start : start + step], False)
+
+
+def columns_apart(rows: int) -> int:
+    """Columns at a time where gate and up have different formats."""
+    return max(64, PRODUCT // rows)
+
+
+def scratch_bytes(columns: int, inputs: int, outputs: int) -> int:
+    """What a call takes at most beside its output: a panel, the float32 sums that it gives, codes and scales
+    of the columns."""
+    width = -(-inputs // 256) * 256
+    weights = min(max(PANEL, TILE * width), (outputs + TILE) * width)
+    return 2 * weights + 4 * columns * min(_limit(columns), outputs + TILE) + columns * (width + 4)
 
 
 class _Inputs:

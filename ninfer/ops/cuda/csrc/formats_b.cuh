@@ -8,6 +8,22 @@
 
 static const u32 ONES = 0x3f803f80u, MAGIC = 0x43004300u;
 
+// (a & MASK) | c, or (~a & MASK) | c, in one instruction; of two constants one must be in a register, which
+// compilers do not see.
+template <u32 MASK>
+DEVICE u32 masked(u32 a, u32 c) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "n"(MASK), "r"(c));
+    return d;
+}
+
+template <u32 MASK>
+DEVICE u32 masked_not(u32 a, u32 c) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xae;" : "=r"(d) : "r"(a), "n"(MASK), "r"(c));
+    return d;
+}
+
 // part = A B, of nothing before.
 template <int NT, int R>
 DEVICE void fresh_step(const u32 (&x)[NT][R], float (&part)[NT][4], int j, u32 a0, u32 a1, u32 a2, u32 a3) {
@@ -83,14 +99,14 @@ struct Codes {
         u32 more = MAGIC;
         if (BITS == 5) {
             const int at = 8 * half + p;
-            more |= (at < 4 ? top << (4 - at) : top >> (at - 4)) & 0x00100010u;
+            more = masked<0x00100010u>(at < 4 ? top << (4 - at) : top >> (at - 4), MAGIC);
         }
         if (BITS == 6) {
             const u32 h = half ? bottom : top;
-            more |= (p < 2 ? h << (4 - 2 * p) : h >> (2 * p - 4)) & 0x00300030u;
+            more = masked<0x00300030u>(p < 2 ? h << (4 - 2 * p) : h >> (2 * p - 4), MAGIC);
         }
         const u32 minus = 0x80008000u | (MAGIC + 0x00010001u * OFFSET);
-        return fma_bf16x2(((w >> (4 * (p % 4))) & 0x000f000fu) | more, ONES, minus);
+        return fma_bf16x2(masked<0x000f000fu>(w >> (4 * (p % 4)), more), ONES, minus);
     }
 
     template <int NT, int R>
@@ -108,7 +124,7 @@ struct Bytes {
     }
 
     static DEVICE u32 pair(u32 w) {
-        return fma_bf16x2((w & 0x007f007fu) | MAGIC, ONES, (~w & 0x00800080u) | 0xc300c300u);
+        return fma_bf16x2(masked<0x007f007fu>(w, MAGIC), ONES, masked_not<0x00800080u>(w, 0xc300c300u));
     }
 
     template <int NT, int R>
