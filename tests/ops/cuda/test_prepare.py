@@ -153,7 +153,7 @@ def check_codes(format: KvFormat, x: torch.Tensor, device) -> None:
 def test_appended_codes_of_anything(format, width: int, device) -> None:
     """Zeros, subnormals, huge numbers, infinities and NaN."""
     exponents = torch.arange(-42, 18, 1 if CUDA else 12)
-    wild = torch.randn(len(exponents), 1, width) * 10.0**exponents[:, None, None]
+    wild = torch.randn(len(exponents), 1, width) * 10.0 ** exponents[:, None, None]
     x = torch.randn(9, 1, width)
     x[0], x[1, 0, 3:], x[2], x[3, 0, 2] = 0, 0, -0.0, float("nan")
     x[4, 0, 60], x[5, 0, 1], x[6], x[7, 0, ::3] = float("inf"), -float("inf"), 3.3e38, 0
