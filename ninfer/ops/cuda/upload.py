@@ -46,7 +46,8 @@ class Uploader:
         piece: int = _PIECE,
     ) -> None:
         self.bytes = 0
-        self._device, self._total, self._progress = device, total, progress
+        self.device = device
+        self._total, self._progress = total, progress
         self._slot_bytes, self._piece = slot_bytes, piece
         # One allocation: pinning costs a system call and rounding up to powers of two each time.
         self._memory = torch.empty(slots * slot_bytes, dtype=torch.uint8, pin_memory=True)
@@ -58,7 +59,7 @@ class Uploader:
 
     def __call__(self, data: torch.Tensor) -> torch.Tensor:
         """A copy on the device, of the same type and shape."""
-        made = torch.empty(data.shape, dtype=data.dtype, device=self._device)
+        made = torch.empty(data.shape, dtype=data.dtype, device=self.device)
         if data.numel():
             source = data.contiguous().view(-1).view(torch.uint8).numpy()
             target = made.view(-1).view(torch.uint8)
@@ -103,12 +104,17 @@ class Uploader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._pool.shutdown()
-        torch.cuda.synchronize(self._device)
+        torch.cuda.synchronize(self.device)
         del self._host, self._memory
         if self._progress is not None and error is None:
             self._progress("loading weights", self._total, self._total)
 
 
-def upload(data: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """One contiguous tensor of the host on the device; loads of many go through an `Uploader`."""
-    return data.to(device)
+class Copy:
+    """An `ops.Upload` of single tensors, without buffers."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __call__(self, data: torch.Tensor) -> torch.Tensor:
+        return data.to(self.device)
