@@ -6,7 +6,7 @@ Roofline: itself. The reading kernel makes 16-byte loads over buffers that rotat
 adds them up and writes one word a program; all other kernels are judged by the best rate that it reaches.
 """
 
-# pyright: reportCallIssue=false, reportIndexIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportIndexIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
 from dataclasses import dataclass

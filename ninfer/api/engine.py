@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ninfer.api.device import describe_device
 from ninfer.api.loading import load_model, opened
 from ninfer.api.options import EngineOptions, GenerationOptions
-from ninfer.artifact import Artifact
+from ninfer.artifact import Contents
 from ninfer.engine import Event, Handle, Health, Marks, Output, Request, RuntimeStatistics
 from ninfer.errors import OptionError
 from ninfer.events import Channel
@@ -112,7 +112,7 @@ class Engine:
     """
 
     def __init__(
-        self, artifact: Artifact, frontend: Frontend, core: "Core", description: EngineDescription
+        self, artifact: Contents, frontend: Frontend, core: "Core", description: EngineDescription
     ) -> None:
         """Use `load`."""
         self._artifact = artifact
@@ -145,7 +145,7 @@ class Engine:
     @classmethod
     def _load(
         cls,
-        artifact: Artifact,
+        artifact: Contents,
         options: EngineOptions,
         begin: float,
         progress: Callable[[str, int, int], None] | None,
@@ -257,6 +257,7 @@ class Engine:
             stop=options.stop,
             reasoning_stop=options.reasoning_stop,
             stop_token_ids=options.stop_token_ids,
+            ignore_model_stops=options.ignore_model_stops,
             raw=options.raw,
             thinking_budget=options.thinking_budget,
             grammar=options.grammar,
@@ -277,7 +278,7 @@ class Engine:
         return Generation(handle, prompt, sampling, seconds)
 
     @property
-    def artifact(self) -> Artifact:
+    def artifact(self) -> Contents:
         """What was loaded; open until `close`."""
         return self._artifact
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from ninfer.api import synthetic
 from ninfer.api.device import choose_device
-from ninfer.artifact import Artifact, TensorObject
+from ninfer.artifact import Artifact, Contents, TensorObject
 from ninfer.convert import ensure_artifact
 from ninfer.errors import ModelError
 from ninfer.frontend import Frontend
@@ -20,12 +21,22 @@ if TYPE_CHECKING:
 _TEXT_ROLES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
+def located(
+    path: str | Path, cache_dir: Path | None = None, progress: Callable[[str, int, int], None] | None = None
+) -> Path:
+    """The artifact of a model, made on first use (`ensure_artifact`); a synthetic model's name as it is."""
+    return Path(path) if synthetic.is_synthetic(path) else ensure_artifact(Path(path), cache_dir, progress)
+
+
 @contextmanager
 def opened(
     path: str | Path, cache_dir: Path | None, progress: Callable[[str, int, int], None] | None
-) -> Iterator[Artifact]:
-    """The artifact of a model, converted into the cache if need be; stays open unless the block raises."""
-    artifact = Artifact.open(ensure_artifact(Path(path), cache_dir, progress))
+) -> Iterator[Contents]:
+    """The contents of a model, converted into the cache if need be; stays open unless the block raises."""
+    found = located(path, cache_dir, progress)
+    artifact = (
+        synthetic.Synthetic(found.as_posix()) if synthetic.is_synthetic(found) else Artifact.open(found)
+    )
     try:
         yield artifact
     except BaseException:
@@ -50,7 +61,7 @@ class Loaded:
 
 
 def load_model(
-    artifact: Artifact,
+    artifact: Contents,
     threads: int | None,
     chat_template: str | None = None,
     *,
@@ -92,7 +103,7 @@ def load_model(
     return Loaded(name, frontend, model, threads, size, seconds)
 
 
-def load_frontend(artifact: Artifact, chat_template: str | None = None) -> Frontend:
+def load_frontend(artifact: Contents, chat_template: str | None = None) -> Frontend:
     """Tokenizer and template of an artifact; `chat_template` is Jinja source used instead of its own."""
     config = artifact.components["text"].config
     architectures, rows = config.get("architectures"), config.get("vocab_size")

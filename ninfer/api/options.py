@@ -115,7 +115,8 @@ class GenerationOptions:
 
     `max_new` output tokens at most (None: to the end of the context); `thinking_budget` tokens inside the
     thinking block before it is closed; `raw` publishes special tokens and doesn't split channels;
-    `prefix_reuse` off neither uses nor feeds the prefix cache.
+    `ignore_model_stops` goes on behind the model's own stop tokens; `prefix_reuse` off neither uses nor feeds
+    the prefix cache.
 
     `grammar` (Lark, as llguidance reads it; see `frontend.grammar`) is what the answer after the thinking
     block must follow, enforced in sampling. `single_call` ends the answer behind its first complete tool
@@ -138,6 +139,7 @@ class GenerationOptions:
     reasoning_stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     raw: bool = False
+    ignore_model_stops: bool = False
     prefix_reuse: bool = True
     grammar: str | None = None
     single_call: bool = False
@@ -156,7 +158,7 @@ class GenerationOptions:
         _check(self, "frequency_penalty", Real, -2, 2)
         _check(self, "logprobs", Integral, 0, MOST_LOGPROBS)
         _check_seconds(self, "timeout", "for the engine's own limit")
-        _check_flags(self, "raw", "prefix_reuse", "single_call")
+        _check_flags(self, "raw", "ignore_model_stops", "prefix_reuse", "single_call")
         if self.grammar is not None and not (isinstance(self.grammar, str) and self.grammar):
             raise OptionError(f"grammar must be text that isn't empty, or None, not {self.grammar!r:.80}")
         if self.thinking is not None:

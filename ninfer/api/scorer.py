@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from ninfer.api.loading import load_model, opened
 from ninfer.api.options import ScorerOptions
 from ninfer.api.signature import prefill_signature, weight_formats
-from ninfer.artifact import Artifact
+from ninfer.artifact import Contents
 from ninfer.errors import EngineError
 from ninfer.formats import KvFormat
 from ninfer.frontend import Frontend
@@ -48,7 +48,7 @@ class Scorer:
     """
 
     def __init__(
-        self, artifact: Artifact, frontend: Frontend, scoring: Scoring, description: ScorerDescription
+        self, artifact: Contents, frontend: Frontend, scoring: Scoring, description: ScorerDescription
     ) -> None:
         """Use `load`."""
         self._artifact = artifact
@@ -79,7 +79,7 @@ class Scorer:
     @classmethod
     def _load(
         cls,
-        artifact: Artifact,
+        artifact: Contents,
         options: ScorerOptions,
         begin: float,
         progress: Callable[[str, int, int], None] | None,

@@ -29,7 +29,11 @@ LATER = {
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "critical", "off")
 
 Model = Annotated[
-    Path, typer.Argument(help="A .ninfer artifact, a Hugging Face folder or a GGUF file.", metavar="MODEL")
+    Path,
+    typer.Argument(
+        help="A .ninfer artifact, a Hugging Face folder, a GGUF file or synthetic:GEOMETRY/PROFILE.",
+        metavar="MODEL",
+    ),
 ]
 MaxContext = Annotated[
     int | None, whole("--max-context", "Tokens of context (2048, serving 8192; at most what the model has).")

@@ -13,7 +13,7 @@ from ninfer.models.binding import component
 from ninfer.ops import uploading
 
 if TYPE_CHECKING:
-    from ninfer.artifact import Artifact
+    from ninfer.artifact import Contents
     from ninfer.models.model import Model
 
 _PACKAGES = {
@@ -23,7 +23,7 @@ _PACKAGES = {
 
 
 def load(
-    artifact: Artifact,
+    artifact: Contents,
     device: str | torch.device = "cpu",
     activation_dtype: torch.dtype = torch.bfloat16,
     *,
@@ -56,7 +56,7 @@ def load(
         )
 
 
-def _text_bytes(artifact: Artifact) -> int:
+def _text_bytes(artifact: Contents) -> int:
     """Encoded bytes of the text model."""
     used = {
         part.object

@@ -105,6 +105,7 @@ class Program:
         self._produced = self._egress["produced"][0]
         self._fields, results = self._transfer.fields, self._transfer.results
         self._logprobs = [results[name] for name in ("logprob", "top_ids", "top_logprobs")]
+        self._pool = ops.recording_pool(device)
         self._rounds: dict[tuple[int, int], ops.Recording[torch.Tensor]] = {}
 
     def run(self, record: np.ndarray) -> np.ndarray:
@@ -197,7 +198,7 @@ class Program:
     def _round(self, rows: int, columns: int) -> torch.Tensor:
         step = self._rounds.get((rows, columns))
         if step is None:
-            step = ops.Recording(partial(self._step, rows, columns), self._device)
+            step = ops.Recording(partial(self._step, rows, columns), self._device, self._pool)
             if self._graphs:
                 self._rounds[rows, columns] = step
         if step.recorded:

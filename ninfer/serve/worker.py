@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ninfer.api import Engine, Generation, GenerationOptions, Output
+from ninfer.api.loading import located
 from ninfer.api.signature import prefill_signature, weight_formats
-from ninfer.convert import ensure_artifact
 from ninfer.errors import ContextLengthError, NInferError, UnavailableError
 from ninfer.serve.jobs import EngineInfo
 from ninfer.serve.records import (
@@ -216,7 +216,7 @@ def _load(setup: Setup, send: Callable[[Report], None]) -> Engine:
     def tell(stage: str, done: int, total: int) -> None:
         send(Loading(clean(stage), done, total))
 
-    path = ensure_artifact(setup.model, setup.options.cache_dir, tell)
+    path = located(setup.model, setup.options.cache_dir, tell)
     send(Opened(path))
     engine = Engine.load(path, replace(setup.options, warm_up=setup.warm_up), progress=tell)
     try:

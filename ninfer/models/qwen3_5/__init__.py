@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ninfer.artifact import Artifact
+from ninfer.artifact import Contents
 from ninfer.models.binding import Binder, component, public_domain
 from ninfer.models.qwen3_5.config import parse
 from ninfer.models.qwen3_5.forward import Qwen35
@@ -13,7 +13,7 @@ from ninfer.ops import Upload
 
 
 def load(
-    artifact: Artifact,
+    artifact: Contents,
     device: torch.device,
     dtype: torch.dtype,
     public_tokens: int | None,

@@ -114,8 +114,7 @@ def _product(a, b):
     """`a b` of bf16 tiles in float32."""
     if INTERPRETED:
         return tl.dot(to_f32(a), to_f32(b), input_precision="ieee")
-    else:
-        return tl.dot(a, b)
+    return tl.dot(a, b)
 
 
 @triton.jit
@@ -126,12 +125,11 @@ def _tile(
     """Keys or values `[64, D]` from row `row` of a plane on; with `MASKED` those from `limit` on are zeros."""
     if BULK and not MASKED:
         return plane.load([row, key_head * WIDTH])
-    else:
-        at = (row + n).to(tl.int64)[:, None] * (HEADS * WIDTH) + key_head * WIDTH + d[None, :]
-        inside = (d < WIDTH)[None, :]
-        if MASKED:
-            inside = inside & (first + n < limit)[:, None]
-        return tl.load(plane + at, mask=inside, other=0.0)
+    at = (row + n).to(tl.int64)[:, None] * (HEADS * WIDTH) + key_head * WIDTH + d[None, :]
+    inside = (d < WIDTH)[None, :]
+    if MASKED:
+        inside = inside & (first + n < limit)[:, None]
+    return tl.load(plane + at, mask=inside, other=0.0)
 
 
 @triton.jit

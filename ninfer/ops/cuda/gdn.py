@@ -8,14 +8,13 @@ decides.
 from __future__ import annotations
 
 import torch
-import triton
 
 from ninfer.errors import OptionError
 from ninfer.ops.cuda.convolve import advance_histories, causal_conv, check_convolution
 from ninfer.ops.cuda.gating import STEPS, check_gating, gating, part_of
 from ninfer.ops.cuda.gdn_chunked import run_chunks
-from ninfer.ops.cuda.gdn_step import TAPS, check_records, mix_kernel, run_columns, tiles, warps
 from ninfer.ops.cuda.gdn_norm import gated_rms_norm
+from ninfer.ops.cuda.gdn_step import TAPS, check_records, mix_kernel, run_columns, tiles, warps
 from ninfer.ops.delta import CHUNK, RECORD_COLUMNS, DeltaRecords
 from ninfer.ops.fused import GdnMixer
 

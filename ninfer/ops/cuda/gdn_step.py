@@ -136,8 +136,7 @@ def tap(weight, channel, valid, channels, TAPS: tl.constexpr, J: tl.constexpr):
     """Weight J of 4 of the channels; a shorter filter has none of the first ones."""
     if J >= 4 - TAPS:
         return to_f32(tl.load(weight + (J - 4 + TAPS) * channels + channel, valid, other=0.0))
-    else:
-        return tl.zeros(channel.shape, tl.float32)
+    return tl.zeros(channel.shape, tl.float32)
 
 
 @triton.jit
@@ -146,8 +145,7 @@ def past(states, source, channel, valid, channels, TAPS: tl.constexpr, J: tl.con
     if J >= 4 - TAPS:
         place = (source.to(tl.int64) * (TAPS - 1) + (J - 4 + TAPS)) * channels + channel
         return tl.load(states + place, valid & (channel < tl.where(source >= 0, channels, 0)), other=0.0)
-    else:
-        return tl.zeros(channel.shape, states.dtype.element_ty)
+    return tl.zeros(channel.shape, states.dtype.element_ty)
 
 
 @triton.jit

@@ -24,7 +24,8 @@ _ALIGNMENT = 256
 
 
 class Uploader:
-    """Call it with a contiguous tensor of the host to get the same on the device.
+    """Call it with a contiguous tensor of the host to get the same on the device; one that is there already
+    comes back as it is.
 
     The copy is ordered on the current stream and may not have happened yet when the call returns; the source
     is no longer needed then. Not safe to use from several threads. A context manager: at its end all copies
@@ -59,6 +60,9 @@ class Uploader:
 
     def __call__(self, data: torch.Tensor) -> torch.Tensor:
         """A copy on the device, of the same type and shape."""
+        if data.device.type == self.device.type:
+            self._count(data.nbytes)
+            return data
         made = torch.empty(data.shape, dtype=data.dtype, device=self.device)
         if data.numel():
             source = data.contiguous().view(-1).view(torch.uint8).numpy()
@@ -68,6 +72,12 @@ class Uploader:
                 begin += self._send(source[begin:], target[begin:])
             self.bytes += len(source)
         return made
+
+    def _count(self, made: int) -> None:
+        """Bytes that were made on the device itself."""
+        before, self.bytes = self.bytes, self.bytes + made
+        if self._progress is not None and before // self._slot_bytes != self.bytes // self._slot_bytes:
+            self._progress("making weights", min(self.bytes, self._total), self._total)
 
     def _send(self, source: np.ndarray, target: torch.Tensor) -> int:
         """Copy as much as the rest of the current buffer takes; how much."""
