@@ -65,8 +65,9 @@ def _workspace_bytes(model: Model, limits: Limits) -> int:
     context = max(limits.max_context, 1)
     columns = max(min(limits.prefill_chunk, context), limits.max_concurrency * limits.width)
     counts = [rows * width for rows, width in _rounds(limits)]
-    kept = sum(model.round_bytes(count, context) + 4 * model.public_tokens * count for count in counts)
-    return model.workspace_bytes(columns, context) + kept
+    kept = [model.round_bytes(count, context) + 4 * model.public_tokens * count for count in counts]
+    shared = ops.workspace(model.device).reuses()
+    return model.workspace_bytes(columns, context) + (max(kept) if shared else sum(kept))
 
 
 def _graph_bytes(model: Model, limits: Limits, graphs: bool) -> int:
