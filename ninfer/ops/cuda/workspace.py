@@ -12,8 +12,7 @@ from ninfer.ops.cuda import attend, attend_wide, gdn_chunked, wide
 from ninfer.ops.cuda.linear import SMALL
 
 _FEW = 16
-"""Columns up to which attention splits a row's keys among blocks, if they are of one request; eight requests may
-have as many each."""
+"""Columns of a request up to which attention splits its keys among blocks; eight requests may have as many."""
 _ROWS = 8
 _GROUPS = 8
 """Parts of a sum over a matrix's columns, at most, that blocks of the small route leave to each other."""
