@@ -6,15 +6,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import Protocol
 
 import torch
 
 from ninfer.errors import FormatError
 from ninfer.ops.dispatch import backend
 
-Upload = Callable[[torch.Tensor], torch.Tensor]
-"""Copies a contiguous tensor of the host to the device, in order with the current stream; it may return
-before that has happened."""
+
+class Upload(Protocol):
+    """Copies a contiguous tensor of the host to `device`, in order with the current stream; it may return
+    before that has happened, but the source is no longer needed then."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def __call__(self, data: torch.Tensor, /) -> torch.Tensor: ...
+
+
 Progress = Callable[[str, int, int], None]
 
 

@@ -41,7 +41,8 @@ class Workspace(Protocol):
     def recorded_attention(self, columns: int, context: int, heads: int, width: int, size: int) -> int: ...
 
     def reuses(self) -> bool:
-        """Does a recorded pass take no more than the pass itself, instead of keeping all that it made?"""
+        """Does a recorded pass take no more than the pass itself, instead of keeping all that it made, and do
+        recordings of one pool share even that?"""
         ...
 
     def fixed_bytes(self) -> int:

@@ -65,8 +65,9 @@ def _workspace_bytes(model: Model, limits: Limits) -> int:
     context = max(limits.max_context, 1)
     columns = max(min(limits.prefill_chunk, context), limits.max_concurrency * limits.width)
     counts = [rows * width for rows, width in _rounds(limits)]
-    kept = sum(model.round_bytes(count, context) + 4 * model.public_tokens * count for count in counts)
-    return model.workspace_bytes(columns, context) + kept
+    kept = [model.round_bytes(count, context) + 4 * model.public_tokens * count for count in counts]
+    shared = ops.workspace(model.device).reuses()
+    return model.workspace_bytes(columns, context) + (max(kept) if shared else sum(kept))
 
 
 def _graph_bytes(model: Model, limits: Limits, graphs: bool) -> int:
@@ -105,6 +106,7 @@ class Program:
         self._produced = self._egress["produced"][0]
         self._fields, results = self._transfer.fields, self._transfer.results
         self._logprobs = [results[name] for name in ("logprob", "top_ids", "top_logprobs")]
+        self._pool = ops.recording_pool(device)
         self._rounds: dict[tuple[int, int], ops.Recording[torch.Tensor]] = {}
 
     def run(self, record: np.ndarray) -> np.ndarray:
@@ -197,7 +199,7 @@ class Program:
     def _round(self, rows: int, columns: int) -> torch.Tensor:
         step = self._rounds.get((rows, columns))
         if step is None:
-            step = ops.Recording(partial(self._step, rows, columns), self._device)
+            step = ops.Recording(partial(self._step, rows, columns), self._device, self._pool)
             if self._graphs:
                 self._rounds[rows, columns] = step
         if step.recorded:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
 import pytest
 import torch
 
+from ninfer import models
+from ninfer.artifact import Artifact
 from ninfer.errors import CapacityError
+from ninfer.formats import KvFormat
+from ninfer.models import Model
 from ninfer.ops import SamplingParams
 from ninfer.runtime import Limits, Program, plan_model
 from ninfer.runtime.records import Unit
 
+from ..models.loaded import GEOMETRIES, loaded, write
 from .hand import Hand, Lane, assert_same
 from .toy import PUBLIC, expected_answer, expected_token
 from .toy_cuda import ToyCudaModel
@@ -148,3 +158,68 @@ def test_other_units_are_refused() -> None:
     record["unit"] = 9
     with pytest.raises(ValueError, match="not a unit"):
         Program.run(hand.program, record)
+
+
+# Tiny models
+
+
+@cache
+def on_gpu(name: str) -> Model:
+    with TemporaryDirectory() as folder, Artifact.open(write(name, Path(folder))) as artifact:
+        return models.load(artifact, "cuda")
+
+
+def told(hand: Hand, lanes: list[Lane], tokens: list[int]) -> np.ndarray:
+    """A round of one column; the 20 best log-probabilities of each row by id, `[rows, 20, 2]`."""
+    record = hand.round_record(lanes, [[token] for token in tokens])
+    record["logprobs"][0, : len(lanes)] = 20
+    out = hand.run(record)
+    best = np.stack([out["top_ids"][0].astype(np.float32), out["top_logprobs"][0]], axis=-1)
+    return best[: len(lanes)]
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("kv_format", [KvFormat.BF16, KvFormat.FP8, KvFormat.INT8])
+def test_a_tiny_model_says_what_it_says_on_the_cpu(name: str, kv_format: KvFormat) -> None:
+    generator = np.random.default_rng(5)
+    ours, theirs = (Hand(model, context=512, kv_format=kv_format) for model in (on_gpu(name), loaded(name)))
+    lane, other = Lane((5, 0, 7, 2, 6, 1, 3, 4)), Lane((5, 0, 7, 2, 6, 1, 3, 4))
+    tokens = generator.integers(0, ours.shape.tokens, 340).tolist()
+    ours.feed(lane, tokens[:300], draw=False)
+    theirs.feed(other, tokens[:300], draw=False)
+    for token in tokens[300:]:
+        [mine], [wanted] = told(ours, [lane], [token]), told(theirs, [other], [token])
+        scores = dict(wanted.tolist())
+        shared = [(value, scores[best]) for best, value in mine.tolist() if best in scores]
+        assert len(shared) >= 15
+        assert max(abs(a - b) for a, b in shared) < 0.1
+        lane.advance(1)
+        other.advance(1)
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_a_row_does_not_depend_on_its_neighbours(name: str) -> None:
+    hand = Hand(on_gpu(name), rows=4, context=256)
+    hand.program.warm_up()
+    generator = np.random.default_rng(6)
+    lanes = [lane_of(row) for row in range(4)]
+    for row, lane in enumerate(lanes):
+        hand.feed(lane, generator.integers(0, hand.shape.tokens, 30 + 50 * row).tolist(), draw=False)
+    tokens = generator.integers(0, hand.shape.tokens, 4).tolist()
+    alone = [told(hand, [lane], [token])[0] for lane, token in zip(lanes, tokens, strict=True)]
+    for order in ([0, 1], [1, 0], [3, 1, 2], [2, 3, 0, 1]):
+        together = told(hand, [lanes[row] for row in order], [tokens[row] for row in order])
+        for row, got in zip(order, together, strict=True):
+            assert np.array_equal(got, alone[row]), (order, row)
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_graphs_of_a_tiny_model_and_single_steps_agree(name: str) -> None:
+    seen = []
+    for graphs in (True, False):
+        hand, lane = Hand(on_gpu(name), rows=2, context=256, graphs=graphs), lane_of(1)
+        lane.sampling = SamplingParams(temperature=1.0, frequency_penalty=0.5, seed=7)
+        hand.program.warm_up()
+        seen.append((hand.answer(lane, list(range(90)), 40), hand.memory()))
+    assert seen[0][0] == seen[1][0]
+    assert_same(seen[0][1], seen[1][1])

@@ -1,46 +1,61 @@
 """What operators of this backend take beside their inputs: see `ninfer.ops.workspace`.
 
 Within a recording the allocator gives out again what an operator has freed, so a recorded pass keeps no more
-than the pass takes at its fullest moment.
+than the pass takes at its fullest moment; recordings of one pool share that.
 """
 
 from __future__ import annotations
 
-from ninfer.ops.delta import CHUNK
+import torch
 
-_FEW = 64
-"""Columns up to which attention splits a row's keys among programs."""
-_SPLITS = 64
+from ninfer.ops.cuda import attend, attend_wide, gdn_chunked, wide
+from ninfer.ops.cuda.linear import SMALL
+
+_FEW = 16
+"""Columns of a request up to which attention splits its keys among blocks; eight requests may have as many."""
+_ROWS = 8
+_GROUPS = 8
+"""Parts of a sum over a matrix's columns, at most, that blocks of the small route leave to each other."""
 _MIB = 1 << 20
 
 
 def linear_bytes(columns: int, inputs: int, outputs: int, size: int) -> int:
-    """The output and its float32 sums; for many columns also the matrix as 16-bit numbers."""
-    panel = 2 * inputs * outputs if columns > _FEW else 0
-    return columns * (2 * size * inputs + (size + 4) * outputs) + panel
+    """The output, and partial sums of few columns; for many a decoded panel, sums of two (one is still in use
+    when the next one is made) and the columns' codes."""
+    out = columns * outputs * size
+    if columns <= SMALL:
+        return out + 512 * _GROUPS * -(-outputs // 16) * -(-columns // 8)
+    rows = min(outputs, max(512, wide.PRODUCT // columns))
+    return out + 2 * min(wide.PANEL, inputs * (outputs + 16)) + 8 * columns * rows + columns * (inputs + 4)
 
 
 def swiglu_bytes(columns: int, inputs: int, outputs: int, size: int) -> int:
-    """The same for both halves, and the result."""
-    return linear_bytes(columns, inputs, 2 * outputs, size) + columns * outputs * size
+    """The same for both halves; sums of whole columns if their formats differ."""
+    if columns <= SMALL:
+        return linear_bytes(columns, inputs, 2 * outputs, size + 4)
+    apart = 4 * min(wide.PRODUCT, 2 * outputs * columns)
+    return linear_bytes(columns, inputs, 2 * outputs, size) - columns * outputs * size + apart
 
 
 def attention_bytes(columns: int, context: int, heads: int, kv_heads: int, width: int, size: int) -> int:
-    """Queries and outputs; partial results of a few columns, or keys and values as activations for many."""
+    """Queries and outputs; partial results of few columns, or decoded keys and values for many."""
     total = 3 * columns * heads * width * size
-    if columns <= _FEW:
-        return total + columns * heads * _SPLITS * 4 * (width + 2)
-    return total + 2 * kv_heads * width * context * size
+    device = torch.device("cuda", torch.cuda.current_device())
+    few = min(columns, _ROWS * _FEW)
+    scratch = attend.attention_bytes(device, few, context, heads, kv_heads, width)
+    if columns > _FEW:
+        scratch = max(scratch, attend_wide.wide_attention_bytes(columns, context, heads, kv_heads, width))
+    return total + scratch
 
 
 def delta_net_bytes(
     columns: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int, size: int
 ) -> int:
-    """Stages of the chunked rule in float32, the convolved input, the output, and states between chunks."""
-    stages = 4 * value_heads * (2 * key_dim + 3 * value_dim + 2 * CHUNK)
-    activations = size * (2 * key_heads * key_dim + 4 * value_heads * value_dim)
-    states = -(-columns // CHUNK) + 1
-    return columns * (stages + activations) + states * 4 * value_heads * value_dim * key_dim
+    """The convolved input, gates, the result before and after its norm, and tiles of whole chunks."""
+    activations = size * (2 * key_heads * key_dim + 3 * value_heads * value_dim) + 8 * value_heads
+    return columns * activations + gdn_chunked.delta_net_bytes(
+        columns, key_heads, value_heads, key_dim, value_dim
+    )
 
 
 def recorded_linear(columns: int, inputs: int, outputs: int, size: int) -> int:

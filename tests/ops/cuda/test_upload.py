@@ -29,6 +29,7 @@ def test_bytes_arrive_whatever_their_sizes(threads: int) -> None:
         slots=3,
         slot_bytes=1 << 20,
         threads=threads,
+        piece=100_000,
     ) as upload:
         # Results are used at once, on the same stream.
         made = [upload(source.clone()).clone() for source in sources]
