@@ -19,7 +19,7 @@ from ninfer.ops.fused import GdnMixer, gdn_mix, norm_linear, norm_linear_swiglu
 from ninfer.ops.gate import sigmoid_mul
 from ninfer.ops.linear import linear, linear_swiglu, logits
 from ninfer.ops.norms import gated_rms_norm, rms_norm
-from ninfer.ops.recording import Recording
+from ninfer.ops.recording import Recording, recording_pool
 from ninfer.ops.rope import Rope
 from ninfer.ops.sampling import (
     CANDIDATES,
@@ -87,6 +87,7 @@ __all__ = [
     "paged_attention",
     "place",
     "qk_prepare",
+    "recording_pool",
     "rms_norm",
     "sample",
     "sigmoid_mul",
