@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 class Contents(ABC):
     """A directory, and access to the bytes that it describes. Use as a context manager, or call `close`.
 
-    `path`: the file, or the name that the model was asked for by.
+    `path`: the file, or the name that the model was asked for by. `artifact_id`: 16 bytes, the same only for
+    the same contents.
     """
 
-    def __init__(self, path: Path, directory: Directory) -> None:
+    def __init__(self, path: Path, directory: Directory, artifact_id: bytes) -> None:
         self.path = path
+        self.artifact_id = artifact_id
         self.directory = directory
 
     @property

@@ -35,8 +35,7 @@ class Artifact(Contents):
     def __init__(
         self, path: Path, directory: Directory, artifact_id: bytes, entry: mmap.mmap, start: int
     ) -> None:
-        super().__init__(path, directory)
-        self.artifact_id = artifact_id
+        super().__init__(path, directory, artifact_id)
         self._payload_start = start
         self._begins = [0, *itertools.accumulate(entry.payload_bytes for entry in directory.files)]
         self._maps: dict[int, mmap.mmap] = {0: entry}

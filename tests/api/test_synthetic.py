@@ -14,6 +14,7 @@ from ninfer.api.loading import load_frontend, opened
 from ninfer.api.synthetic import Synthetic, is_synthetic
 from ninfer.api.synthetic.geometries import ALIASES, GEOMETRIES
 from ninfer.api.synthetic.profiles import PROFILES
+from ninfer.artifact import TensorObject
 from ninfer.artifact.layouts import decode_rows
 from ninfer.artifact.verify import check_tensor
 from ninfer.errors import ArtifactError, OptionError
@@ -45,6 +46,22 @@ def test_objects_are_legal_and_centred(geometry: str, profile: str):
         assert float(values.std()) * tensor.shape[1] ** 0.5 == pytest.approx(gain, rel=0.06)
         assert abs(float(values.mean())) < 4 * float(values.std()) / values.numel() ** 0.5
     assert seen
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("profile", PROFILES)
+def test_objects_made_on_a_gpu(profile: str):
+    model, device = Synthetic(f"synthetic:tiny/{profile}"), torch.device("cuda")
+    for record in model.objects.values():
+        assert isinstance(record, TensorObject)
+        data = model.object_tensor(record.id, device)
+        assert data.device.type == "cuda"
+        assert torch.equal(data, model.object_tensor(record.id, device))
+        check_tensor(record, data.cpu().numpy())
+        if len(record.shape) == 2:
+            values = decode_rows(record.format, record.shape, data.cpu(), 0, record.shape[0])
+            assert values.isfinite().all()
 
 
 def test_directory_is_one_that_a_file_could_have(tmp_path: Path):

@@ -20,6 +20,13 @@ _FOUND = 77
 """Exit code by which the sanitizer says that it found something."""
 
 
+_RACED = ("tests/ops/cuda/test_small.py", "tests/ops/cuda/test_attention_few.py")
+_RACED_TESTS = (
+    "(test_plain and (shape0 or shape7 or shape10)) or (test_norm and shape0) or test_masked_columns"
+)
+"""Small shapes of each kernel in CUDA C++, in pytest's words: instrumented kernels are slow."""
+
+
 @dataclass(frozen=True)
 class Step:
     """A command, at most `seconds` long. `report`: the JSON document that it leaves. Steps of one `turn` run
@@ -111,9 +118,9 @@ def _sanitized(sanitizer: str, turn: int) -> list[Step]:
             detail=lambda folder: _last(folder, "memcheck, tiny model", "ERROR SUMMARY"),
         )
     ]
-    tests = [path for path in ("tests/ops/cuda/test_small.py",) if Path(path).is_file()]
+    tests = [path for path in _RACED if Path(path).is_file()]
     if tests:
-        run = ("-m", "pytest", "-m", "gpu", "-q", "-x", "-k", RACED, *tests)
+        run = ("-m", "pytest", "-q", "-x", "-k", _RACED_TESTS, *tests)
         found.append(
             Step(
                 "racecheck, CUDA C++",
@@ -124,10 +131,6 @@ def _sanitized(sanitizer: str, turn: int) -> list[Step]:
             )
         )
     return found
-
-
-RACED = "shape0 or shape1"
-"""The small shapes of each format, in pytest's words: instrumented kernels are slow."""
 
 
 def run(todo: Sequence[Step], folder: Path, deadline: float) -> list[Outcome]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -53,7 +54,8 @@ class Synthetic(Contents):
             metadata={"name": f"{geometry}-{profile}-synthetic"},
             provenance={"synthetic": {"geometry": geometry, "profile": profile}},
         )
-        super().__init__(Path(name), directory)
+        public = f"{geometry}/{profile}"
+        super().__init__(Path(name), directory, sha256(public.encode()).digest()[:16])
 
     @property
     def file_bytes(self) -> int:
