@@ -29,6 +29,7 @@ from ninfer.formats import KvCode, KvFormat
 from ninfer.formats.kv_codec import rotation_factor
 from ninfer.ops.attention import PAGE, KvPages
 from ninfer.ops.cuda.bf16 import INTERPRETED, to_bf16, to_f32
+from ninfer.ops.cuda.compile import Module
 from ninfer.ops.cuda.kv_codes import CODES, e2m1_value, e4m3_value, hadamard
 from ninfer.ops.cuda.specimens import Specimen
 
@@ -37,6 +38,8 @@ SEGMENT = 32768
 ENOUGH = 512
 """Programs that fill a device without splits."""
 LEAST_SPLIT = 1024
+IMAGES_PAY = 512
+HOPPER_SHARED = 64 * 1024 + 4 * 32 * 1024 + 64
 _DECODED = 2048
 """Numbers that a program decodes."""
 
@@ -47,7 +50,7 @@ def wide_attention_bytes(columns: int, context: int, heads: int, kv_heads: int, 
     bound = -(-context // PAGE) * PAGE
     decoded = 2 * 2 * min(bound, SEGMENT) * kv_heads * width
     states = int(bound > SEGMENT)
-    for rows in {cut.rows for cut in (tiling((9, 0), width), tiling((8, 0), width))}:
+    for rows in (64, 128):  # of any device
         split = split_of(columns, heads // kv_heads, kv_heads, rows)
         if split and bound > split:
             states = max(states, -(-bound // split))
@@ -63,15 +66,19 @@ class Tiling:
     warps: int
     stages: int
     bulk: bool
+    hopper: bool = False
+    """The kernel of `csrc/attend_wide.cuh`, which reads images of decoded pages."""
 
 
 @functools.cache
-def tiling(capability: tuple[int, int] | None, width: int) -> Tiling:
-    """The rule for all devices; None is the interpreter."""
+def tiling(capability: tuple[int, int] | None, width: int, format: KvFormat, columns: int) -> Tiling:
+    """The rule for all devices; None is the interpreter. `columns` are those of a request."""
     if capability is None:
         return Tiling(32, 4, 1, False)
     if capability[0] == 9:
-        return Tiling(128, 8, 2, width & (width - 1) == 0 and width >= 64)
+        # Copying bf16 pages into images pays where there are many columns.
+        hopper = width == 256 and (format is not KvFormat.BF16 or columns >= IMAGES_PAY)
+        return Tiling(128, 8, 2, width & (width - 1) == 0 and width >= 64, hopper)
     return Tiling(64, 4, 1 if width > 128 else 2, False)
 
 
@@ -79,11 +86,12 @@ def tiling(capability: tuple[int, int] | None, width: int) -> Tiling:
 def _decode_kernel(
     codes, scales, out, table, last, first_page, PAGE_VECTORS: tl.constexpr, CODE: tl.constexpr,
     ROTATED: tl.constexpr, FACTOR: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    ROWS: tl.constexpr, EACH: tl.constexpr, SCALES: tl.constexpr,
+    ROWS: tl.constexpr, EACH: tl.constexpr, SCALES: tl.constexpr, IMAGES: tl.constexpr,
 ):  # fmt: skip
     """`ROWS` vectors of a page (of `PAGE_VECTORS`) to bf16; rows beyond the last position become zeros.
 
-    `EACH` and `SCALES` are the entries of a vector in its planes, `last` the request's last position.
+    `EACH` and `SCALES` are the entries of a vector in its planes, `last` the request's last position. With
+    `IMAGES` a page's keys of one head stand together, as `csrc/attend_wide.cuh` says.
     """
     index = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -104,17 +112,33 @@ def _decode_kernel(
             x = tl.reshape(tl.join(low, high), [ROWS, BLOCK])
         else:
             inside = wanted[:, None] & (d < WIDTH)[None, :]
-            word = tl.load(codes + vector[:, None] * EACH + d[None, :], mask=inside, other=0).to(tl.int32)
+            word = tl.load(codes + vector[:, None] * EACH + d[None, :], mask=inside, other=0)
+            if CODE == 0:
+                x = word
+            else:
+                word = word.to(tl.int32)
             if CODE == 1:
                 at = scales + vector[:, None] * SCALES + (d // 64)[None, :]
                 x = word.to(tl.float32) * tl.load(at, mask=inside, other=0.0).to(tl.float32)
-            else:
+            elif CODE == 2:
                 scale = tl.load(scales + vector, mask=wanted, other=0.0).to(tl.float32)
                 x = e4m3_value(word) * scale[:, None]
         if ROTATED:
             x = hadamard(x, ROWS, BLOCK, FACTOR)
-        target = (index.to(tl.int64) * PAGE_VECTORS + row)[:, None] * WIDTH + d[None, :]
-        tl.store(out + target, to_bf16(x), mask=(row < PAGE_VECTORS)[:, None] & (d < WIDTH)[None, :])
+        if CODE != 0:
+            x = to_bf16(x)
+        if IMAGES:
+            HEADS: tl.constexpr = PAGE_VECTORS // 64
+            n = row // HEADS
+            chunk = tl.arange(0, BLOCK // 8)
+            image = (index * HEADS + row % HEADS).to(tl.int64) * (64 * WIDTH) + n * 64
+            target = image[:, None] + (chunk // 8 * 4096)[None, :]
+            target += ((chunk % 8)[None, :] ^ (n % 8)[:, None]) * 8
+            target = target[:, :, None] + tl.arange(0, 8)[None, None, :]
+            tl.store(out + target, tl.reshape(x, [ROWS, BLOCK // 8, 8]), mask=(row < PAGE_VECTORS)[:, None, None])
+        else:
+            target = (index.to(tl.int64) * PAGE_VECTORS + row)[:, None] * WIDTH + d[None, :]
+            tl.store(out + target, x, mask=(row < PAGE_VECTORS)[:, None] & (d < WIDTH)[None, :])
 
 
 @triton.jit
@@ -307,16 +331,18 @@ def paged_attention_wide(
     bound = page_table.shape[1] * PAGE
     if extent is not None:
         bound = min(bound, -(-extent // PAGE) * PAGE)
-    if pages.format is KvFormat.BF16:
-        call = _Call(q, page_table, cache_positions, out, scale, pages.heads, bound, True)
+    each = columns // requests
+    capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else None
+    cut = tiling(capability, width, pages.format, each)
+    if pages.format is KvFormat.BF16 and not cut.hopper:
+        call = _Call(q, page_table, cache_positions, out, scale, pages.heads, bound, True, cut)
         call.launch(pages.k, pages.v, 0, bound)
         call.merge()
         return out
-    each = columns // requests
     for request in range(requests):
         part = slice(request * each, (request + 1) * each)
         table, positions = page_table[request : request + 1], cache_positions[part]
-        call = _Call(q[part], table, positions, out[part], scale, pages.heads, bound, False)
+        call = _Call(q[part], table, positions, out[part], scale, pages.heads, bound, False, cut)
         keys = min(bound, SEGMENT)
         k, v = (
             torch.empty((keys // PAGE, PAGE, pages.heads, width), dtype=q.dtype, device=q.device)
@@ -325,22 +351,26 @@ def paged_attention_wide(
         last = positions.amax(0, keepdim=True)
         for begin in range(0, bound, SEGMENT):
             end = min(begin + SEGMENT, bound)
-            _decode(pages, table, last, begin, end, k, v)
+            _decode(pages, table, last, begin, end, k, v, cut.hopper)
             call.launch(k, v, begin, end)
         call.merge()
     return out
 
 
+@functools.cache
+def _hopper() -> Module:
+    return Module("attend_wide.cuh")
+
+
 class _Call:
     """Attention of some requests to `bound` keys (a multiple of the page), segment after segment."""
 
-    def __init__(self, q, table, positions, out, scale: float, heads: int, bound: int, paged: bool) -> None:
+    def __init__(self, q, table, positions, out, scale: float, heads: int, bound: int, paged: bool, cut: Tiling) -> None:
         self.q, self.table, self.positions, self.out = q, table, positions, out
         self.scale, self.bound, self.paged = scale / math.log(2.0), bound, paged
         columns, q_heads, width = q.shape
         self.columns, self.group = columns // table.shape[0], q_heads // heads
-        capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else None
-        self.cut = tiling(capability, width)
+        self.cut = cut
         self.split = split_of(self.columns, self.group, heads, self.cut.rows)
         if self.split >= bound:  # one split: its state is the result
             self.split = 0
@@ -355,20 +385,28 @@ class _Call:
     def launch(self, k: torch.Tensor, v: torch.Tensor, begin: int, end: int) -> None:
         """Keys `begin .. end`, which are all of k and v or, paged, where the table says."""
         width, heads, cut = self.q.shape[2], k.shape[2], self.cut
+        tiles = triton.cdiv(self.columns * self.group, cut.rows)
+        splits = triton.cdiv(end - begin, self.split) if self.split else 1
+        first, last = begin == 0 or self.split > 0, end == self.bound and not self.split
+        if cut.hopper:
+            function = _hopper().function("attend_wide", self.q.device, HOPPER_SHARED)
+            arguments = (
+                self.q, k, v, self.positions, self.out, self.state, self.tops, self.masses, self.columns,
+                self.group, heads, begin, end, self.split, first, last, self.scale,
+            )  # fmt: skip
+            function.launch((tiles, heads, splits), (384,), arguments)
+            return
         k_bulk, v_bulk = k, v
         if cut.bulk:
             k_bulk, v_bulk = (
                 TensorDescriptor(x, [x.shape[0] * PAGE, heads * width], [heads * width, 1], [PAGE, width])
                 for x in (k, v)
             )
-        tiles = triton.cdiv(self.columns * self.group, cut.rows)
-        splits = triton.cdiv(end - begin, self.split) if self.split else 1
         _wide_kernel[(tiles, heads * self.table.shape[0], splits)](
             self.q, k, v, k_bulk, v_bulk, self.table, self.positions, self.out, self.state, self.tops,
             self.masses, self.columns, self.table.stride(0), begin, end, self.scale,
             GROUP=self.group, HEADS=heads, WIDTH=width, BLOCK_D=max(16, triton.next_power_of_2(width)),
-            BLOCK_M=cut.rows, PAGED=self.paged, BULK=cut.bulk, FIRST=begin == 0 or self.split > 0,
-            LAST=end == self.bound and not self.split, SPLIT=self.split,
+            BLOCK_M=cut.rows, PAGED=self.paged, BULK=cut.bulk, FIRST=first, LAST=last, SPLIT=self.split,
             num_warps=cut.warps, num_stages=cut.stages,
         )  # fmt: skip
 
@@ -384,7 +422,7 @@ class _Call:
         )  # fmt: skip
 
 
-def _decode(pages: KvPages, table, last, begin: int, end: int, k, v) -> None:
+def _decode(pages: KvPages, table, last, begin: int, end: int, k, v, images: bool) -> None:
     width = pages.width
     block = max(16, triton.next_power_of_2(width))
     rows = max(1, _DECODED // block)
@@ -394,25 +432,25 @@ def _decode(pages: KvPages, table, last, begin: int, end: int, k, v) -> None:
         (pages.format.values, pages.v, pages.v_scales, v),
     ):
         _decode_kernel[(triton.cdiv(vectors, rows), (end - begin) // PAGE)](
-            codes, scales, out, table, last, begin // PAGE, PAGE_VECTORS=vectors, CODE=CODES[side.code],
+            codes, codes if scales is None else scales, out, table, last, begin // PAGE, PAGE_VECTORS=vectors, CODE=CODES[side.code],
             ROTATED=side.rotation(width), FACTOR=rotation_factor(width) if side.rotation(width) else 1.0,
             WIDTH=width, BLOCK=block, ROWS=rows, EACH=side.code.codes(width), SCALES=side.code.scales(width),
-            num_warps=4,
+            IMAGES=images, num_warps=4,
         )  # fmt: skip
 
 
 def specimens() -> Iterator[Specimen]:
-    planes = {KvCode.INT8: ("*i8", "*fp16"), KvCode.FP8: ("*u8", "*fp16"), KvCode.NVFP4: ("*u8", "*u8")}
+    planes = {KvCode.PLAIN: ("*bf16", "*bf16"), KvCode.INT8: ("*i8", "*fp16"), KvCode.FP8: ("*u8", "*fp16"), KvCode.NVFP4: ("*u8", "*u8")}
     width, heads = 256, 4
     for code, (codes, scales) in planes.items():
         constants = {
-            "PAGE_VECTORS": PAGE * heads, "CODE": CODES[code], "ROTATED": True,
+            "PAGE_VECTORS": PAGE * heads, "CODE": CODES[code], "ROTATED": code is not KvCode.PLAIN,
             "FACTOR": rotation_factor(width), "WIDTH": width, "BLOCK": width, "ROWS": _DECODED // width,
-            "EACH": code.codes(width), "SCALES": code.scales(width),
+            "EACH": code.codes(width), "SCALES": code.scales(width), "IMAGES": True,
         }  # fmt: skip
         signature = {"codes": codes, "scales": scales, "out": "*bf16", "table": "*i32", "last": "*i32"}
         yield Specimen(_decode_kernel, {**signature, "first_page": "i32"}, constants, {"num_warps": 4})
-    cut = tiling((8, 0), width)
+    cut = tiling((8, 0), width, KvFormat.BF16, 4096)
     signature = {
         **dict.fromkeys(("q", "k", "v", "k_bulk", "v_bulk"), "*bf16"), "table": "*i32",
         "cache_positions": "*i32", "out": "*bf16", **dict.fromkeys(("state", "tops", "masses"), "*fp32"),

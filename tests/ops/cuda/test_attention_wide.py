@@ -177,3 +177,21 @@ def signs(width: int) -> torch.Tensor:
     """The orthonormal Hadamard matrix by its definition, float64."""
     rows = [[(-1.0) ** (i & j).bit_count() for j in range(width)] for i in range(width)]
     return torch.tensor(rows, dtype=torch.float64) / math.sqrt(width)
+
+
+@every
+def test_images(format, device) -> None:
+    """Chunk c of 16 bytes of key n stands at c ^ (n & 7), 64 dimensions of all keys of a head together."""
+    width, heads = 128, 2
+    pages = on(Cache(1, 2, heads, width, BF16, format).pages, device)
+    table = torch.tensor([[2, 0]], dtype=torch.int32, device=device)
+    last = torch.tensor([70], dtype=torch.int32, device=device)
+    plain, images = ([torch.empty(2, 64, heads, width, dtype=BF16, device=device) for _ in "kv"] for _ in "01")
+    attend_wide._decode(pages, table, last, 0, 128, *plain, False)
+    attend_wide._decode(pages, table, last, 0, 128, *images, True)
+    order = torch.arange(8)[None] ^ torch.arange(64)[:, None] & 7
+    for a, b in zip(plain, images, strict=True):
+        parts = a.cpu().permute(0, 2, 1, 3).reshape(2, heads, 64, width // 64, 8, 8).transpose(2, 3)
+        swizzled = parts.gather(4, order[:, :, None].expand(parts.shape))
+        assert torch.equal(swizzled, b.cpu().view(swizzled.shape))
+        assert not a[1, 7:].any()
