@@ -21,10 +21,8 @@ SHAPES = ((1, 5120), (4, 5120), (4096, 5120), (1, 2048), (4096, 2048), (4096, 30
 def plain(rows: int, width: int) -> Row:
     weight = torch.randn(width, device="cuda").to(BF16)
     count = copies(4 * rows * width, 3)
-    calls = [
-        lambda x=torch.randn(rows, width, device="cuda").to(BF16): rms_norm(x, weight, 1e-6, True)
-        for _ in range(count)
-    ]
+    inputs = [torch.randn(rows, width, device="cuda").to(BF16) for _ in range(count)]
+    calls = [lambda x=x: rms_norm(x, weight, 1e-6, True) for x in inputs]
     return Row(f"norm {rows} x {width}", time_graph(calls, budget_s=0.1), 4 * rows * width)
 
 

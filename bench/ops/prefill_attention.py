@@ -2,8 +2,8 @@
 
     python -m bench.ops.prefill_attention [--formats bf16,int8] [--columns 4096,256] [--starts 0,81000]
 
-Roofline: 4 x 256 x 24 operations a column and visible key, over the rate of a large bf16 product that the same
-run measures; at few columns the bytes of keys and values. Pages are random and scattered.
+Roofline: 4 x 256 x 24 operations a column and visible key, over the rate of a large bf16 product in the same
+run; at few columns the bytes of keys and values. Pages are random and scattered.
 """
 
 from __future__ import annotations
