@@ -216,9 +216,9 @@ def check_fold(counts: torch.Tensor, source_slots: torch.Tensor, target_slots: t
 
 
 def specimens() -> Iterator[Specimen]:
-    types = dict.fromkeys(("u", "weight", "states", "out", "records", "columns"), "*bf16")
-    types |= dict.fromkeys(("sources", "targets", "counts"), "*i32")
-    types |= dict.fromkeys(("stride", "rows", "channels", "record_rows"), "i32")
+    types = {name: "*bf16" for name in ("u", "weight", "states", "out", "records", "columns")}
+    types |= {name: "*i32" for name in ("sources", "targets", "counts")}
+    types |= {name: "i32" for name in ("stride", "rows", "channels", "record_rows")}
     for rows, record in ((1, True), (16, False)):
         yield Specimen(
             convolution_kernel,

@@ -32,7 +32,8 @@ def dot(a, b, total):
     """Of 16-bit numbers; the interpreter multiplies the bits of bf16."""
     if INTERPRETED:
         return tl.dot(to_f32(a), to_f32(b), total)
-    return tl.dot(a, b, total)
+    else:
+        return tl.dot(a, b, total)
 
 
 @triton.jit
@@ -169,7 +170,7 @@ def check_gating(
 
 def specimens() -> Iterator[Specimen]:
     signature = {"x": "*bf16", "stride": "i32", "a": "*bf16", "b": "*bf16", "columns": "i32"}
-    signature |= dict.fromkeys(("a_log", "dt_bias", "g", "beta"), "*fp32")
+    signature |= {name: "*fp32" for name in ("a_log", "dt_bias", "g", "beta")}
     yield Specimen(
         few_kernel, signature, {"HEADS": 48, "HIDDEN": 5120, "PART": 1024, "STEPS": 4}, {"num_warps": 8}
     )

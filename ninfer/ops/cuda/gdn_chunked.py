@@ -114,7 +114,7 @@ def scan_kernel(
     target = tl.load(targets + request).to(tl.int64)
     known = inside & (c < tl.where(source >= 0, DK, 0))[:, None]
     state = tl.load(states + source * (HEADS * DV * DK) + place, known, other=0.0)
-    for chunk in range(chunks):
+    for chunk in range(0, chunks):
         item = (request * chunks + chunk).to(tl.int64)
         tile, key_tile = item * HEADS + head, item * (HEADS // GROUP) + head // GROUP
         decay = tl.load(sums + tile * CHUNK + step)

@@ -1,4 +1,4 @@
-"""RMS norms: a program holds whole rows in registers, so that each is read once; squares are summed in float32.
+"""RMS norms: a program holds whole rows in registers and reads each once; squares are summed in float32.
 
 Roofline: 4 bytes an element in bf16. At T = 1 the launch counts (about 2 us); 4,096 rows of 5,120 are 84 MB,
 20 us at 4.2 TB/s. How a row is summed depends on its width only.

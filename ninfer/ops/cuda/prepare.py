@@ -195,9 +195,13 @@ def _check(q, k, v, rope, positions, page_table, cache_positions) -> None:
 
 
 def specimens() -> Iterator[Specimen]:
-    planes = {KvFormat.BF16: ("*bf16", "*bf16", "*bf16", "*bf16"), KvFormat.INT8: ("*i8", "*fp16", "*i8", "*fp16"),
-              KvFormat.FP8: ("*u8", "*fp16", "*u8", "*fp16"), KvFormat.NVFP4: ("*u8", "*u8", "*u8", "*u8"),
-              KvFormat.K8V4: ("*u8", "*fp16", "*u8", "*u8")}  # fmt: skip
+    planes = {
+        KvFormat.BF16: ("*bf16", "*bf16", "*bf16", "*bf16"),
+        KvFormat.INT8: ("*i8", "*fp16", "*i8", "*fp16"),
+        KvFormat.FP8: ("*u8", "*fp16", "*u8", "*fp16"),
+        KvFormat.NVFP4: ("*u8", "*u8", "*u8", "*u8"),
+        KvFormat.K8V4: ("*u8", "*fp16", "*u8", "*u8"),
+    }
     for format, (k_codes, k_scales, v_codes, v_scales) in planes.items():
         signature = {
             **dict.fromkeys(("q", "k", "v", "out"), "*bf16"),

@@ -27,8 +27,8 @@ def on(pages: KvPages, device) -> KvPages:
 
 def attend(q, pages: KvPages, table, positions, scale: float, extent: int | None, device) -> torch.Tensor:
     """On the device, from the CPU and back."""
-    moved = (q.to(device), on(pages, device), table.to(device), positions.to(device))
-    return paged_attention_wide(*moved, scale, extent).cpu()
+    q, table, positions = q.to(device), table.to(device), positions.to(device)
+    return paged_attention_wide(q, on(pages, device), table, positions, scale, extent).cpu()
 
 
 @every
@@ -99,7 +99,7 @@ def test_rows_beyond_the_frontier_are_not_read(format, device) -> None:
 def test_what_does_not_fit_is_refused(device) -> None:
     cache = Cache(1, 1, 2, 32, BF16)
     q, places = torch.randn(3, 4, 32).bfloat16(), torch.arange(3, dtype=torch.int32)
-    with pytest.raises(OptionError, match="bf16, got torch.float32"):
+    with pytest.raises(OptionError, match=r"bf16, got torch\.float32"):
         attend(q.float(), cache.pages, cache.table, places, 1.0, None, device)
     with pytest.raises(OptionError, match="do not fit pages"):
         attend(q[:, :3], cache.pages, cache.table, places, 1.0, None, device)
@@ -177,3 +177,23 @@ def signs(width: int) -> torch.Tensor:
     """The orthonormal Hadamard matrix by its definition, float64."""
     rows = [[(-1.0) ** (i & j).bit_count() for j in range(width)] for i in range(width)]
     return torch.tensor(rows, dtype=torch.float64) / math.sqrt(width)
+
+
+@every
+def test_images(format, device) -> None:
+    """Chunk c of 16 bytes of key n stands at c ^ (n & 7), 64 dimensions of all keys of a head together."""
+    width, heads = 128, 2
+    pages = on(Cache(1, 2, heads, width, BF16, format).pages, device)
+    table = torch.tensor([[2, 0]], dtype=torch.int32, device=device)
+    last = torch.tensor([70], dtype=torch.int32, device=device)
+    plain, images = (
+        [torch.empty(2, 64, heads, width, dtype=BF16, device=device) for _ in "kv"] for _ in "01"
+    )
+    attend_wide._decode(pages, table, last, 0, 128, *plain, False)
+    attend_wide._decode(pages, table, last, 0, 128, *images, True)
+    order = torch.arange(8)[None] ^ torch.arange(64)[:, None] & 7
+    for a, b in zip(plain, images, strict=True):
+        parts = a.cpu().permute(0, 2, 1, 3).reshape(2, heads, 64, width // 64, 8, 8).transpose(2, 3)
+        swizzled = parts.gather(4, order[:, :, None].expand(parts.shape))
+        assert torch.equal(swizzled, b.cpu().view(swizzled.shape))
+        assert not a[1, 7:].any()

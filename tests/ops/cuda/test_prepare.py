@@ -181,5 +181,5 @@ def test_codes_of_every_number(format, width: int, seed: int, device) -> None:
 def test_float32_is_refused(device) -> None:
     pages = allocate_pages(KvLayout(1, 1, 32, torch.float32, KvFormat.BF16), 1, device)
     q, places = torch.randn(1, 1, 32), torch.zeros(1, dtype=torch.int32)
-    with pytest.raises(OptionError, match="bf16, got torch.float32"):
+    with pytest.raises(OptionError, match=r"bf16, got torch\.float32"):
         run((q, q, q, places, Rope(2, 1e4), None, None, 1e-6), pages, places[None], places, device)
