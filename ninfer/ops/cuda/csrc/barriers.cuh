@@ -77,7 +77,8 @@ DEVICE u32 cluster_rank() {
     asm("mov.u32 %0, %cluster_ctarank;" : "=r"(r));
     return r;
 }
-DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// Orders nothing; barriers that were initialized are visible by their own fence.
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // The address of another block's copy of a place in shared memory.
@@ -86,27 +87,21 @@ DEVICE u32 remote_address(const void* p, u32 rank) {
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(shared_address(p)), "r"(rank));
     return a;
 }
-DEVICE void store_remote(u32 address, float a, float b, float c, float d) {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d)
-                 : "memory");
-}
-DEVICE void arrive_remote(u32 address) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
+
+// 16 bytes to another block, whose barrier (at `barrier` there) waits for them.
+DEVICE void send_remote(u32 address, u32 barrier, float a, float b, float c, float d) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+        "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
+        : "memory");
 }
 
-// For what other blocks of the cluster wrote.
-DEVICE void barrier_wait_cluster(u64* barrier, u32 parity) {
-    u32 done;
-    do {
-        asm volatile(
-            "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-            : "=r"(done)
-            : "r"(shared_address(barrier)), "r"(parity)
-            : "memory");
-    } while (!done);
+// What this thread read before is read; it says nothing of its writes.
+DEVICE void arrive_remote(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// One thread: the barrier expects `bytes` from bulk copies, and this thread has arrived.
+// One thread: the barrier expects `bytes` from copies, and this thread has arrived.
 DEVICE void barrier_expect(u64* barrier, u32 bytes) {
     asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1; }" ::"r"(
                      shared_address(barrier)),

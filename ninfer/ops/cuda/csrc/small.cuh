@@ -333,15 +333,14 @@ DEVICE void multiply(const Params& p, Shared& shared, const Batches& all, int ra
                 Turn turn = turns[0];
 #if CLUSTER > 1
                 if (owner) turn = turns[1];
-                barrier_wait_cluster(&shared.freed[owner][turn.at], turn.parity ^ 1);
+                barrier_wait(&shared.freed[owner][turn.at], turn.parity ^ 1);
+                const u32 summed = remote_address(&shared.summed[turn.at], owner);
                 const u32 sums = remote_address(&shared.sums[turn.at][0][rank * WARPS + warp][lane], owner);
 #pragma unroll
                 for (int nt = 0; nt < NT; ++nt)
-                    store_remote(sums + nt * (CLUSTER * WARPS * 512), acc[0][nt][0] + acc[1][nt][0],
+                    send_remote(sums + nt * (CLUSTER * WARPS * 512), summed, acc[0][nt][0] + acc[1][nt][0],
                                  acc[0][nt][1] + acc[1][nt][1], acc[0][nt][2] + acc[1][nt][2],
                                  acc[0][nt][3] + acc[1][nt][3]);
-                __syncwarp();
-                if (lane == 0) arrive_remote(remote_address(&shared.summed[turn.at], owner));
 #else
                 barrier_wait(&shared.freed[0][turn.at], turn.parity ^ 1);
 #pragma unroll
@@ -370,10 +369,9 @@ DEVICE void add(const Params& p, Shared& shared, const Batches& all, int rank, i
             const int last = min(batch + all.size, all.end);
             for (int tile = batch + rank; tile < last; tile += CLUSTER) {
 #if CLUSTER > 1
-                barrier_wait_cluster(&shared.summed[turn.at], turn.parity);
-#else
-                barrier_wait(&shared.summed[turn.at], turn.parity);
+                if (lane == 0) barrier_expect(&shared.summed[turn.at], CLUSTER * WARPS * NT * 512);
 #endif
+                barrier_wait(&shared.summed[turn.at], turn.parity);
                 float s[NT][4];
 #pragma unroll
                 for (int nt = 0; nt < NT; ++nt) {
@@ -428,7 +426,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SM_BLOCKS) small_linear(co
         barrier_init(&shared.empty[threadIdx.x], WARPS);
     }
     if (threadIdx.x < BUFFERS) {
-        barrier_init(&shared.summed[threadIdx.x], CLUSTER * WARPS);
+        barrier_init(&shared.summed[threadIdx.x], CLUSTER > 1 ? 1 : WARPS);
         for (int r = 0; r < CLUSTER; ++r) barrier_init(&shared.freed[r][threadIdx.x], 1);
     }
     barrier_init_fence();
