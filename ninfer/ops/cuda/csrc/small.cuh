@@ -182,44 +182,52 @@ DEVICE void norm_x(const Params& p, int token, int unit, int q, float factor, co
 }
 #endif
 
-// One sum of a row and a token, to where it belongs.
-DEVICE void put(const Params& p, int row, int token, float sum, float scale) {
-    if (row >= p.rows || token >= p.tokens) return;
-    const int column = p.row_map ? p.row_map[row] : p.first + row;
-    if ((u32)column >= p.out_stride) return;
-    const u64 at = (u64)token * p.out_stride + column;
-    float value = __fmul_rn(sum, scale);
-    if (p.residual) value = __fadd_rn(value, __uint_as_float((u32)p.residual[at] << 16));
-    const u16 rounded = to_bf16(value);
-    if (p.mode == LOGITS)
-        ((float*)p.out)[at] = __uint_as_float((u32)rounded << 16);
-    else if (p.mode == RAW)
-        ((float*)p.out)[at] = value;
-    else
-        ((u16*)p.out)[at] = rounded;
-}
+// Where a lane's sums of a tile go, and what is added to them; loaded ahead of the sums.
+struct Target {
+    float scales[2];
+    int columns[2];  // -1: nowhere
+    float added[NT][4];
 
-DEVICE void put_swiglu(const Params& p, int row, int token, float gate, float up) {
-    if (row >= p.rows || token >= p.tokens) return;
-    const int column = p.row_map ? p.row_map[row] : p.first + row;
-    if ((u32)column >= p.out_stride) return;
-    ((u16*)p.out)[(u64)token * p.out_stride + column] = to_bf16(__fdividef(gate, 1 + __expf(-gate)) * up);
-}
-
-DEVICE void finish(const Params& p, int tile, int token, int lane, const float (&s)[4]) {
-    const int r = lane >> 2, t = token + 2 * (lane & 3);
-    float top = 1, bottom = 1;
-    if (p.row_scales) top = p.row_scales[16 * tile + r], bottom = p.row_scales[16 * tile + r + 8];
-    if (p.mode == SWIGLU) {
-        put_swiglu(p, 8 * tile + r, t, __fmul_rn(s[0], top), __fmul_rn(s[2], bottom));
-        put_swiglu(p, 8 * tile + r, t + 1, __fmul_rn(s[1], top), __fmul_rn(s[3], bottom));
-    } else {
-        put(p, 16 * tile + r, t, s[0], top);
-        put(p, 16 * tile + r, t + 1, s[1], top);
-        put(p, 16 * tile + r + 8, t, s[2], bottom);
-        put(p, 16 * tile + r + 8, t + 1, s[3], bottom);
+    DEVICE Target(const Params& p, int tile, int lane) {
+        const int r = lane >> 2, t = 2 * (lane & 3);
+        const int rows[2] = {p.mode == SWIGLU ? 8 * tile + r : 16 * tile + r, 16 * tile + r + 8};
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            scales[h] = p.row_scales ? p.row_scales[16 * tile + r + 8 * h] : 1;
+            const int column = rows[h] >= p.rows ? -1 : p.row_map ? p.row_map[rows[h]] : p.first + rows[h];
+            columns[h] = (u32)column < p.out_stride ? column : -1;
+#pragma unroll
+            for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const int token = 8 * nt + t + i;
+                    u16 v = 0;
+                    if (p.residual && columns[h] >= 0 && token < p.tokens)
+                        v = p.residual[(u64)token * p.out_stride + columns[h]];
+                    added[nt][2 * h + i] = __uint_as_float((u32)v << 16);
+                }
+        }
     }
-}
+
+    DEVICE void put(const Params& p, int nt, int lane, const float (&s)[4]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int token = 8 * nt + 2 * (lane & 3) + (i & 1), column = columns[i >> 1];
+            if (token >= p.tokens || column < 0 || (p.mode == SWIGLU && i > 1)) continue;
+            const u64 at = (u64)token * p.out_stride + column;
+            float value = __fmul_rn(s[i], scales[i >> 1]);
+            if (p.mode == SWIGLU)
+                value = __fdividef(value, 1 + __expf(-value)) * __fmul_rn(s[(i + 2) & 3], scales[1]);
+            else if (p.residual)
+                value = __fadd_rn(value, added[nt][i]);
+            const u16 rounded = to_bf16(value);
+            if (p.mode < LOGITS)
+                ((u16*)p.out)[at] = rounded;
+            else
+                ((float*)p.out)[at] = p.mode == RAW ? value : __uint_as_float((u32)rounded << 16);
+        }
+    }
+};
 
 // Warp PRODUCER: weights into the ring, in the order in which they are used.
 DEVICE void produce(const Params& p, Shared& shared, const Batches& all, int rank, int lane) {
@@ -368,6 +376,7 @@ DEVICE void add(const Params& p, Shared& shared, const Batches& all, int rank, i
         for (int pass = 0; pass < p.passes; ++pass) {
             const int last = min(batch + all.size, all.end);
             for (int tile = batch + rank; tile < last; tile += CLUSTER) {
+                Target target(p, tile, lane);
 #if CLUSTER > 1
                 if (lane == 0) barrier_expect(&shared.summed[turn.at], CLUSTER * WARPS * NT * 512);
 #endif
@@ -402,7 +411,7 @@ DEVICE void add(const Params& p, Shared& shared, const Batches& all, int rank, i
                         continue;
                     }
 #endif
-                    if (8 * nt < p.tokens) finish(p, tile, 8 * nt, lane, s[nt]);
+                    target.put(p, nt, lane, s[nt]);
                 }
             }
         }
