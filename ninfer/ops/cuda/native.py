@@ -75,7 +75,7 @@ class Run:
 @dataclass(frozen=True, eq=False)
 class Rows:
     """`codes` `[n, K]`: uint8, or words of a direct format. `scales` uint8 `[n, units, bytes]`: what a unit
-    holds for a row, its 64-column parts first. `factors` float32 `[n]`: each row's factor."""
+    holds for a row. `factors` float32 `[n]`: each row's factor."""
 
     codes: torch.Tensor
     scales: torch.Tensor | None = None
@@ -222,7 +222,7 @@ def _fp8_tile(run: Run, device: torch.device) -> Rows:
     high = -(-run.end // _PARENT_TILE)
     tiles = upload(run.parent.data[start + 2 * wide * low : start + 2 * wide * high], device)
     of_rows = torch.arange(run.begin, run.end, device=device) // _PARENT_TILE - low
-    return Rows(codes, tiles.view(high - low, wide, 2)[of_rows])
+    return Rows(codes, tiles.view(high - low, wide, 2).repeat_interleave(2, 1)[of_rows])
 
 
 def _blocks(run: Run, device: torch.device) -> torch.Tensor:
@@ -261,7 +261,7 @@ def _q8(run: Run, device: torch.device) -> Rows:
 
 
 def _k(run: Run, device: torch.device) -> Rows:
-    """Scales of a unit: for each two sub-blocks their scales, then their minima; last d and dmin."""
+    """Scales of a unit: those of two sub-blocks, their minima, d and dmin."""
     blocks = _blocks(run, device)
     lead, head = blocks.shape[:2], 48 if run.kernel == "Q5K" else 16
     pairs = blocks[..., head:].reshape(*lead, 4, 1, 32)
@@ -272,8 +272,9 @@ def _k(run: Run, device: torch.device) -> Rows:
     a, b, c = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scale = torch.cat((a & 63, (c & 15) | ((a >> 6) << 4)), -1)
     minimum = torch.cat((b & 63, (c >> 4) | ((b >> 6) << 4)), -1)
-    both = torch.stack((scale.view(*lead, 4, 2), minimum.view(*lead, 4, 2)), -2)
-    return Rows(codes.reshape(run.rows, -1), torch.cat((both.flatten(2), blocks[..., :4]), -1))
+    whole = blocks[..., None, :4].expand(*lead, 4, 4)
+    scales = torch.cat((scale.view(*lead, 4, 2), minimum.view(*lead, 4, 2), whole), -1)
+    return Rows(codes.reshape(run.rows, -1), scales.flatten(1, 2))
 
 
 def _split_axis(pairs: torch.Tensor) -> torch.Tensor:
@@ -282,13 +283,15 @@ def _split_axis(pairs: torch.Tensor) -> torch.Tensor:
 
 
 def _q6_k(run: Run, device: torch.device) -> Rows:
-    """Scales of a unit: the int8 factors of its sixteen groups, then d."""
+    """Scales of a unit: the int8 factors of its four groups, then d."""
     blocks = _blocks(run, device)
     lead = blocks.shape[:2]
     low = _split_axis(blocks[..., :128].reshape(*lead, 2, 1, 64)).view(*lead, 2, 4, 32)
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=device).view(4, 1)
     high = (blocks[..., 128:192].reshape(*lead, 2, 1, 32) >> shifts) & 3
-    return Rows((low | (high << 4)).reshape(run.rows, -1), blocks[..., 192:210])
+    whole = blocks[..., None, 208:].expand(*lead, 4, 2)
+    scales = torch.cat((blocks[..., 192:208].unflatten(-1, (4, 4)), whole), -1).flatten(1, 2)
+    return Rows((low | (high << 4)).reshape(run.rows, -1), scales)
 
 
 _FETCH: dict[str, Callable[[Run, torch.device], Rows]] = {
