@@ -2,7 +2,8 @@
 
     python -m bench.ops.linear [--tokens 1,4,8] [--formats nvfp4,fp8,bf16] [--chain] [--variants] [--warm]
 
-Weights are random bytes, in copies that together exceed the L2 cache; a graph of launches is replayed, medians count.
+Weights are random bytes, in copies that together exceed the L2 cache; a graph of launches is replayed, medians
+count.
 """
 
 from __future__ import annotations
@@ -154,8 +155,9 @@ def variants(packing: Packing, case: Case) -> list[Division]:
     """Divisions worth comparing."""
     units, found = case.columns // packing.unit_columns, []
     for warps, groups, copy, kilobytes, blocks in (
-        (8, 1, 5, 94, 2), (8, 2, 5, 94, 2), (8, 2, 5, 46, 2), (8, 2, 1, 94, 2), (8, 4, 5, 94, 2), (8, 3, 5, 94, 2),
-        (8, 6, 6, 94, 2), (8, 1, 2, 94, 2), (16, 1, 5, 184, 1), (16, 2, 3, 94, 2), (8, 2, 5, 184, 1), (8, 1, 5, 184, 1),
+        (8, 1, 5, 94, 2), (8, 2, 5, 94, 2), (8, 2, 5, 46, 2), (8, 2, 1, 94, 2), (8, 4, 5, 94, 2),
+        (8, 3, 5, 94, 2), (8, 6, 6, 94, 2), (8, 1, 2, 94, 2), (16, 1, 5, 184, 1), (16, 2, 3, 94, 2),
+        (8, 2, 5, 184, 1), (8, 1, 5, 184, 1),
     ):  # fmt: skip
         length = -(-units // (groups * warps))
         if length > (10 if blocks == 2 else 18) or length * packing.unit_columns > 1152:
@@ -184,7 +186,11 @@ def _defines(formats: Sequence[str], tokens: Sequence[int], with_variants: bool)
                 divisions += variants(packing, case)
             for division in divisions:
                 for tiles in {small.token_tiles(t) for t in tokens}:
-                    made.append(small.module(packing, small._for_tokens(division, tiles), tiles).defines)
+                    made.append(
+                        small.module(packing, small._for_tokens(packing, division, tiles), tiles).defines
+                    )
+            if case in (ATTENTION_IN, GATE_UP):
+                made.append(small.module(packing, divisions[0], 1, 1).defines)
     return made
 
 
@@ -195,7 +201,8 @@ def _compile(job: tuple[dict, str]) -> None:
 def warm(formats: Sequence[str], tokens: Sequence[int], with_variants: bool) -> None:
     """Compile everything, in parallel."""
     arch = architecture(0)
-    jobs = [(d, arch) for d in _defines(formats, tokens, with_variants)]
+    distinct = {repr(d): d for d in _defines(formats, tokens, with_variants)}
+    jobs = [(d, arch) for d in distinct.values()]
     with ProcessPoolExecutor(10, mp_context=get_context("spawn")) as pool:
         list(pool.map(_compile, jobs))
     print(f"{len(jobs)} kernels compiled")
@@ -238,7 +245,8 @@ def main() -> None:
                     try:
                         us = measure(packing, case, tokens[0], copies)
                         d = division
-                        text = f"  w{d.warps} g{d.groups} ku{d.slice_units} c{d.copy_units}x{d.copies} b{d.blocks}"
+                        parts = (d.warps, d.groups, d.slice_units, d.copy_units, d.copies, d.blocks)
+                        text = "  w{} g{} ku{} c{}x{} b{}".format(*parts)
                         report(name, text, size, [us])
                     finally:
                         _use(None)

@@ -34,16 +34,24 @@ from ninfer.ops.cuda.specimens import Specimen
 
 SEGMENT = 32768
 """Most keys that are decoded at a time."""
+ENOUGH = 512
+"""Programs that fill a device without splits."""
+LEAST_SPLIT = 1024
 _DECODED = 2048
 """Numbers that a program decodes."""
 
 
 def wide_attention_bytes(columns: int, context: int, heads: int, kv_heads: int, width: int) -> int:
-    """Most bytes of scratch that a call of so many columns at so many visible keys allocates, its result
-    apart: decoded keys and values, and the state of the softmax where there are several segments."""
-    keys = min(-(-context // PAGE) * PAGE, SEGMENT)
-    decoded = 2 * 2 * keys * kv_heads * width
-    return decoded + (4 * columns * heads * (width + 2) if context > SEGMENT else 0) + 4 * columns
+    """Most bytes of scratch that a call of one request with so many columns and visible keys allocates, its
+    result apart: decoded keys and values, and states of the softmax where there are segments or splits."""
+    bound = -(-context // PAGE) * PAGE
+    decoded = 2 * 2 * min(bound, SEGMENT) * kv_heads * width
+    states = int(bound > SEGMENT)
+    for rows in {cut.rows for cut in (tiling((9, 0), width), tiling((8, 0), width))}:
+        split = split_of(columns, heads // kv_heads, kv_heads, rows)
+        if split and bound > split:
+            states = max(states, -(-bound // split))
+    return decoded + 4 * states * columns * heads * (width + 2) + 64
 
 
 @dataclass(frozen=True)
@@ -114,8 +122,7 @@ def _product(a, b):
     """`a b` of bf16 tiles in float32."""
     if INTERPRETED:
         return tl.dot(to_f32(a), to_f32(b), input_precision="ieee")
-    else:
-        return tl.dot(a, b)
+    return tl.dot(a, b)
 
 
 @triton.jit
@@ -126,12 +133,11 @@ def _tile(
     """Keys or values `[64, D]` from row `row` of a plane on; with `MASKED` those from `limit` on are zeros."""
     if BULK and not MASKED:
         return plane.load([row, key_head * WIDTH])
-    else:
-        at = (row + n).to(tl.int64)[:, None] * (HEADS * WIDTH) + key_head * WIDTH + d[None, :]
-        inside = (d < WIDTH)[None, :]
-        if MASKED:
-            inside = inside & (first + n < limit)[:, None]
-        return tl.load(plane + at, mask=inside, other=0.0)
+    at = (row + n).to(tl.int64)[:, None] * (HEADS * WIDTH) + key_head * WIDTH + d[None, :]
+    inside = (d < WIDTH)[None, :]
+    if MASKED:
+        inside = inside & (first + n < limit)[:, None]
+    return tl.load(plane + at, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -166,13 +172,16 @@ def _wide_kernel(
     columns, table_stride, base, end, scale,
     GROUP: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, PAGED: tl.constexpr, BULK: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Rows are columns times `GROUP` query heads; keys `base .. end` of each request.
+    """Rows are columns times `GROUP` query heads; keys `base .. end` of each request, which stand in k and v
+    from `base` on unless `PAGED`.
 
     `scale` carries log2(e). Not `FIRST`: the state of the softmax is read; not `LAST`: it is written.
+    `SPLIT`: programs have `SPLIT` keys each, and write the state of split `key // SPLIT`.
     """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest first
-    key_head, request = tl.program_id(1), tl.program_id(2)
+    key_head, request = tl.program_id(1) % HEADS, tl.program_id(1) // HEADS
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     column = row // GROUP
     inside = column < columns
@@ -183,6 +192,15 @@ def _wide_kernel(
     head = (request * columns + column).to(tl.int64) * (HEADS * GROUP) + key_head * GROUP + row % GROUP
     at = head[:, None] * WIDTH + d[None, :]
     mask = inside[:, None] & (d < WIDTH)[None, :]
+    begin = base
+    if SPLIT:
+        part = base // SPLIT + tl.program_id(2)
+        begin = part * SPLIT
+        end = tl.minimum(end, begin + SPLIT)
+        rows = (tl.num_programs(1) // HEADS * columns).to(tl.int64) * (HEADS * GROUP)
+        state += part * rows * WIDTH
+        tops += part * rows
+        masses += part * rows
     if FIRST:
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         top = tl.full([BLOCK_M], -1e30, tl.float32)
@@ -191,15 +209,15 @@ def _wide_kernel(
         acc = tl.load(state + at, mask=mask, other=0.0)
         top = tl.load(tops + head, mask=inside, other=0.0)
         mass = tl.load(masses + head, mask=inside, other=1.0)
-    if latest >= base:
+    if latest >= begin:
         queries = tl.load(q + at, mask=mask, other=0.0)
         # Masked columns see everything here and become zeros in the end.
         earliest = tl.min(tl.where(positions < 0, latest, positions), axis=0)
         stop = tl.minimum(latest + 1, end)
-        full = tl.maximum(tl.minimum((earliest + 1) // 64 * 64, end), base)
+        full = tl.maximum(tl.minimum((earliest + 1) // 64 * 64, end), begin)
         table += request * table_stride
         acc, top, mass = _attend(
-            acc, top, mass, queries, k_bulk if BULK else k, v_bulk if BULK else v, table, base, full, base,
+            acc, top, mass, queries, k_bulk if BULK else k, v_bulk if BULK else v, table, begin, full, base,
             positions, stop, key_head, scale, n, d, HEADS, WIDTH, PAGED, BULK, False,
         )  # fmt: skip
         acc, top, mass = _attend(
@@ -214,6 +232,50 @@ def _wide_kernel(
         tl.store(state + at, acc, mask=mask)
         tl.store(tops + head, top, mask=inside)
         tl.store(masses + head, mass, mask=inside)
+
+
+@triton.jit
+def _merge_kernel(
+    state, tops, masses, cache_positions, out, rows,
+    Q_HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Fold the splits of `ROWS` rows (column, query head) in ascending order, each up to its position's."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    d = tl.arange(0, BLOCK_D)
+    positions = tl.load(cache_positions + row // Q_HEADS, mask=inside, other=-1)
+    at = row.to(tl.int64)[:, None] * WIDTH + d[None, :]
+    mask = inside[:, None] & (d < WIDTH)[None, :]
+    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    top = tl.full([ROWS], -1e30, tl.float32)
+    mass = tl.zeros([ROWS], tl.float32)
+    for part in range(0, tl.max(positions, axis=0) // SPLIT + 1):
+        wanted = (positions >= 0) & (part <= positions // SPLIT)
+        offset = part * rows.to(tl.int64)
+        its_top = tl.load(tops + offset + row, mask=wanted, other=-1e30)
+        its_mass = tl.load(masses + offset + row, mask=wanted, other=0.0)
+        its = tl.load(state + offset * WIDTH + at, mask=mask & wanted[:, None], other=0.0)
+        new_top = tl.maximum(top, its_top)
+        shrink, weight = tl.exp2(top - new_top), tl.exp2(its_top - new_top)
+        weight = tl.where(wanted, weight, 0.0)
+        acc = acc * shrink[:, None] + its * weight[:, None]
+        mass = mass * shrink + its_mass * weight
+        top = new_top
+    seen = positions >= 0
+    y = tl.where(seen[:, None], acc / tl.where(seen, mass, 1.0)[:, None], 0.0)
+    tl.store(out + at, to_bf16(y), mask=mask)
+
+
+@functools.cache
+def split_of(columns: int, group: int, kv_heads: int, rows: int) -> int:
+    """Keys of a program where there are few of them, 0 where one program takes all keys of its rows.
+
+    A rule of the columns of a request only: the deeper the context, the more splits there are.
+    """
+    programs = -(-columns * group // rows) * kv_heads
+    if programs >= ENOUGH:
+        return 0
+    return min(SEGMENT, max(LEAST_SPLIT, 1 << (256 * programs).bit_length() - 1))
 
 
 def paged_attention_wide(
@@ -244,35 +306,80 @@ def paged_attention_wide(
     if extent is not None:
         bound = min(bound, -(-extent // PAGE) * PAGE)
     if pages.format is KvFormat.BF16:
-        _launch(q, pages.k, pages.v, page_table, cache_positions, out, None, scale, 0, bound, True)
+        call = _Call(q, page_table, cache_positions, out, scale, pages.heads, bound, True)
+        call.launch(pages.k, pages.v, 0, bound)
+        call.merge()
         return out
     each = columns // requests
     for request in range(requests):
         part = slice(request * each, (request + 1) * each)
-        _quantized(
-            q[part], pages, page_table[request : request + 1], cache_positions[part], scale, bound, out[part]
+        table, positions = page_table[request : request + 1], cache_positions[part]
+        call = _Call(q[part], table, positions, out[part], scale, pages.heads, bound, False)
+        keys = min(bound, SEGMENT)
+        k, v = (
+            torch.empty((keys // PAGE, PAGE, pages.heads, width), dtype=q.dtype, device=q.device)
+            for _ in range(2)
         )
+        last = positions.amax(0, keepdim=True)
+        for begin in range(0, bound, SEGMENT):
+            end = min(begin + SEGMENT, bound)
+            _decode(pages, table, last, begin, end, k, v)
+            call.launch(k, v, begin, end)
+        call.merge()
     return out
 
 
-def _quantized(q, pages: KvPages, table, positions, scale: float, bound: int, out) -> None:
-    """One request; `bound` counts keys, a multiple of the page."""
-    columns, q_heads, width = q.shape
-    keys = min(bound, SEGMENT)
-    k, v = (
-        torch.empty((keys // PAGE, PAGE, pages.heads, width), dtype=q.dtype, device=q.device)
-        for _ in range(2)
-    )
-    last = positions.amax(0, keepdim=True)
-    state = None
-    if bound > SEGMENT:
-        state = tuple(
-            torch.empty((columns, q_heads, n), dtype=torch.float32, device=q.device) for n in (width, 1, 1)
-        )
-    for begin in range(0, bound, SEGMENT):
-        end = min(begin + SEGMENT, bound)
-        _decode(pages, table, last, begin, end, k, v)
-        _launch(q, k, v, table, positions, out, state, scale, begin, end, False, begin == 0, end == bound)
+class _Call:
+    """Attention of some requests to `bound` keys (a multiple of the page), segment after segment."""
+
+    def __init__(self, q, table, positions, out, scale: float, heads: int, bound: int, paged: bool) -> None:
+        self.q, self.table, self.positions, self.out = q, table, positions, out
+        self.scale, self.bound, self.paged = scale / math.log(2.0), bound, paged
+        columns, q_heads, width = q.shape
+        self.columns, self.group = columns // table.shape[0], q_heads // heads
+        capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else None
+        self.cut = tiling(capability, width)
+        self.split = split_of(self.columns, self.group, heads, self.cut.rows)
+        if self.split >= bound:  # one split: its state is the result
+            self.split = 0
+        self.state = self.tops = self.masses = q
+        if self.split or (bound > SEGMENT and not paged):
+            parts = -(-bound // self.split) if self.split else 1
+            self.state, self.tops, self.masses = (
+                torch.empty((parts, columns, q_heads, n), dtype=torch.float32, device=q.device)
+                for n in (width, 1, 1)
+            )
+
+    def launch(self, k: torch.Tensor, v: torch.Tensor, begin: int, end: int) -> None:
+        """Keys `begin .. end`, which are all of k and v or, paged, where the table says."""
+        width, heads, cut = self.q.shape[2], k.shape[2], self.cut
+        k_bulk, v_bulk = k, v
+        if cut.bulk:
+            k_bulk, v_bulk = (
+                TensorDescriptor(x, [x.shape[0] * PAGE, heads * width], [heads * width, 1], [PAGE, width])
+                for x in (k, v)
+            )
+        tiles = triton.cdiv(self.columns * self.group, cut.rows)
+        splits = triton.cdiv(end - begin, self.split) if self.split else 1
+        _wide_kernel[(tiles, heads * self.table.shape[0], splits)](
+            self.q, k, v, k_bulk, v_bulk, self.table, self.positions, self.out, self.state, self.tops,
+            self.masses, self.columns, self.table.stride(0), begin, end, self.scale,
+            GROUP=self.group, HEADS=heads, WIDTH=width, BLOCK_D=max(16, triton.next_power_of_2(width)),
+            BLOCK_M=cut.rows, PAGED=self.paged, BULK=cut.bulk, FIRST=begin == 0 or self.split > 0,
+            LAST=end == self.bound and not self.split, SPLIT=self.split,
+            num_warps=cut.warps, num_stages=cut.stages,
+        )  # fmt: skip
+
+    def merge(self) -> None:
+        """Make the result of the splits."""
+        if not self.split:
+            return
+        columns, q_heads, width = self.q.shape
+        _merge_kernel[(triton.cdiv(columns * q_heads, 8),)](
+            self.state, self.tops, self.masses, self.positions, self.out, columns * q_heads,
+            Q_HEADS=q_heads, WIDTH=width, BLOCK_D=max(16, triton.next_power_of_2(width)), ROWS=8,
+            SPLIT=self.split, num_warps=4,
+        )  # fmt: skip
 
 
 def _decode(pages: KvPages, table, last, begin: int, end: int, k, v) -> None:
@@ -292,31 +399,6 @@ def _decode(pages: KvPages, table, last, begin: int, end: int, k, v) -> None:
         )  # fmt: skip
 
 
-def _launch(
-    q, k, v, table, positions, out, state, scale: float, begin: int, end: int, paged: bool,
-    first: bool = True, last: bool = True,
-) -> None:  # fmt: skip
-    columns, q_heads, width = q.shape
-    heads, requests = k.shape[2], table.shape[0]
-    group = q_heads // heads
-    capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else None
-    cut = tiling(capability, width)
-    k_bulk, v_bulk = k, v
-    if cut.bulk:
-        k_bulk, v_bulk = (
-            TensorDescriptor(x, [x.shape[0] * PAGE, heads * width], [heads * width, 1], [PAGE, width])
-            for x in (k, v)
-        )
-    tops, masses, sums = (q, q, q) if state is None else (state[1], state[2], state[0])
-    _wide_kernel[(triton.cdiv(columns // requests * group, cut.rows), heads, requests)](
-        q, k, v, k_bulk, v_bulk, table, positions, out, sums, tops, masses, columns // requests,
-        table.stride(0), begin, end, scale / math.log(2.0),
-        GROUP=group, HEADS=heads, WIDTH=width, BLOCK_D=max(16, triton.next_power_of_2(width)),
-        BLOCK_M=cut.rows, PAGED=paged, BULK=cut.bulk, FIRST=first, LAST=last,
-        num_warps=cut.warps, num_stages=cut.stages,
-    )  # fmt: skip
-
-
 def specimens() -> Iterator[Specimen]:
     planes = {KvCode.INT8: ("*i8", "*fp16"), KvCode.FP8: ("*u8", "*fp16"), KvCode.NVFP4: ("*u8", "*u8")}
     width, heads = 256, 4
@@ -334,11 +416,17 @@ def specimens() -> Iterator[Specimen]:
         "cache_positions": "*i32", "out": "*bf16", **dict.fromkeys(("state", "tops", "masses"), "*fp32"),
         **dict.fromkeys(("columns", "table_stride", "base", "end"), "i32"), "scale": "fp32",
     }  # fmt: skip
-    for paged, first, last in ((True, True, True), (False, True, False), (False, False, True)):
+    for paged, first, last, split in (
+        (True, True, True, 0), (False, True, False, 0), (False, False, True, 0), (False, True, False, 4096)
+    ):  # fmt: skip
         constants = {
             "GROUP": 6, "HEADS": heads, "WIDTH": width, "BLOCK_D": width, "BLOCK_M": cut.rows, "PAGED": paged,
-            "BULK": False, "FIRST": first, "LAST": last,
+            "BULK": False, "FIRST": first, "LAST": last, "SPLIT": split,
         }  # fmt: skip
-        yield Specimen(
-            _wide_kernel, signature, constants, {"num_warps": cut.warps, "num_stages": cut.stages}
-        )
+        yield Specimen(_wide_kernel, signature, constants, {"num_warps": cut.warps, "num_stages": cut.stages})
+    signature = {
+        **dict.fromkeys(("state", "tops", "masses"), "*fp32"), "cache_positions": "*i32", "out": "*bf16",
+        "rows": "i32",
+    }  # fmt: skip
+    constants = {"Q_HEADS": 24, "WIDTH": width, "BLOCK_D": width, "ROWS": 8, "SPLIT": 4096}
+    yield Specimen(_merge_kernel, signature, constants, {"num_warps": 4})

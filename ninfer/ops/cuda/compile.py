@@ -197,8 +197,8 @@ class Function:
 
         `args` in the kernel's order: tensors and None (their address), bool and int (`int`), float (`float`),
         ctypes values (as they are; 64-bit integers are `ctypes.c_int64`). With `pdl` it may start before the
-        kernel ahead of it in the stream has ended (sm_90): it must wait (`griddepcontrol.wait`) before it touches
-        anything that others write.
+        kernel ahead of it in the stream has ended (sm_90): it must wait (`griddepcontrol.wait`) before it
+        touches anything that others write.
         """
         driver, _ = _bindings()
         values = [_argument(value) for value in args]

@@ -15,22 +15,22 @@ from ninfer.ops.cuda.embedding import Table, table_of
 from ninfer.ops.cuda.norms import rms_norm
 from ninfer.ops.cuda.packed import TILE, Packed
 from ninfer.ops.cuda.small import Mode, Norm, divide, processors_of, small_linear, token_tiles
-from ninfer.ops.weights import Matrix, Role
+from ninfer.ops.weights import Matrix, Role, Upload
 
 SMALL = 64
 """Most columns of the small route."""
 
 
-def place(matrix: Matrix, device: torch.device, role: Role) -> None:
+def place(matrix: Matrix, device: torch.device, role: Role, upload: Upload | None = None) -> None:
     """Pack the matrix on `device`: `Packed` for LINEAR and SWIGLU, `Table` for TABLE, for GATING the decoded
     matrix `[N, K]`, bf16 or float32. `FormatError` on formats without a kernel and bytes that don't fit."""
     if role is Role.GATING:
-        matrix.placed(device, packer.dense(matrix, device))
+        matrix.placed(device, packer.dense(matrix, device, upload))
     elif role is Role.TABLE:
-        packed = packer.pack(matrix, device, role)
+        packed = packer.pack(matrix, device, role, upload)
         matrix.placed(device, table_of(packed, packer.divisors(matrix, device)))
     else:
-        matrix.placed(device, packer.pack(matrix, device, role))
+        matrix.placed(device, packer.pack(matrix, device, role, upload))
 
 
 def linear(x: torch.Tensor, w: Matrix, residual: torch.Tensor | None = None) -> torch.Tensor:

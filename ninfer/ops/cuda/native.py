@@ -25,8 +25,7 @@ from ninfer.artifact.sizes import (
     scale_offset,
 )
 from ninfer.errors import FormatError
-from ninfer.ops.cuda.upload import upload
-from ninfer.ops.weights import Encoded, Matrix
+from ninfer.ops.weights import Encoded, Matrix, Upload
 
 _PARENT_TILE = 128
 _KERNELS = {
@@ -107,9 +106,9 @@ def check(parent: Encoded) -> None:
     _expect(parent, encoded_bytes(parent.format, parent.layout, parent.shape))
 
 
-def fetch(run: Run, device: torch.device) -> Rows:
-    """The rows of a run, on `device`."""
-    return _FETCH[run.kernel](run, device)
+def fetch(run: Run, upload: Upload) -> Rows:
+    """The rows of a run, on the device."""
+    return _FETCH[run.kernel](run, upload)
 
 
 def divisor(parent: Encoded) -> float:
@@ -146,44 +145,44 @@ def _k_runs(parent: Encoded, begin: int, end: int, first: int) -> Iterator[Run]:
         yield Run(kernel, parent, begin + a, begin + b, first + a, start + int(starts[begin + a]))
 
 
-def _bytes(run: Run, device: torch.device, begin: int, size: int) -> torch.Tensor:
+def _bytes(run: Run, upload: Upload, begin: int, size: int) -> torch.Tensor:
     """Bytes of the parent, as `[rows, -1]`."""
-    return upload(run.parent.data[begin : begin + size], device).reshape(run.rows, -1)
+    return upload(run.parent.data[begin : begin + size]).reshape(run.rows, -1)
 
 
-def _direct(run: Run, device: torch.device) -> Rows:
+def _direct(run: Run, upload: Upload) -> Rows:
     size = formats.get(run.parent.format).bits // 8 * run.parent.shape[1]
-    data = _bytes(run, device, run.begin * size, run.rows * size)
+    data = _bytes(run, upload, run.begin * size, run.rows * size)
     if run.kernel == "Bf16":
         return Rows(data.view(torch.int16))
     words = data.view(torch.float16 if run.parent.format == "fp16" else torch.float32)
     return Rows(words.float())
 
 
-def _grouped(run: Run, device: torch.device) -> Rows:
+def _grouped(run: Run, upload: Upload) -> Rows:
     found, (rows, columns) = formats.get(run.parent.format), run.parent.shape
     split = RowSplit.of(found, columns, rows)
-    base = _bytes(run, device, run.begin * split.base_stride, run.rows * split.base_stride)
+    base = _bytes(run, upload, run.begin * split.base_stride, run.rows * split.base_stride)
     if found.bits == 8:
         codes = base ^ 0x80
     else:
         codes = bits.unpack_nibbles(base)
         if split.high_stride:
             begin = split.high_offset + run.begin * split.high_stride
-            high = _bytes(run, device, begin, run.rows * split.high_stride)
+            high = _bytes(run, upload, begin, run.rows * split.high_stride)
             codes |= bits.unpack_bit4(high) if found.bits == 5 else bits.unpack_bits45(high)
         codes = codes.view(torch.uint8) ^ (1 << (found.bits - 1))
     stride = 2 * split.groups
-    scales = _bytes(run, device, split.scale_offset + run.begin * stride, run.rows * stride)
+    scales = _bytes(run, upload, split.scale_offset + run.begin * stride, run.rows * stride)
     return Rows(codes, scales.view(run.rows, -1, 2 * 64 // found.group))
 
 
-def _nvfp4(run: Run, device: torch.device) -> Rows:
+def _nvfp4(run: Run, upload: Upload) -> Rows:
     columns, start = run.parent.shape[1], block_scale_offsets(*run.parent.shape)[0]
-    packed = _bytes(run, device, run.begin * columns // 2, run.rows * columns // 2)
+    packed = _bytes(run, upload, run.begin * columns // 2, run.rows * columns // 2)
     low, high = run.begin // _PARENT_TILE, -(-run.end // _PARENT_TILE)
     size = _PARENT_TILE * columns // 16
-    tiles = upload(run.parent.data[start + low * size : start + high * size], device)
+    tiles = upload(run.parent.data[start + low * size : start + high * size])
     natural = (
         tiles.view(high - low, columns // 64, 32, 4, 4).permute(0, 3, 2, 1, 4).reshape(-1, columns // 64, 4)
     )
@@ -194,44 +193,45 @@ def _nvfp4(run: Run, device: torch.device) -> Rows:
     codes = codes.view(run.rows, -1, 16) ^ (scales >> 4 & 8).reshape(run.rows, -1, 1)
     codes = codes.masked_fill_(zero, 0).view(run.rows, columns)
     factor = NVFP4_EXCESS * float(1 / torch.tensor(divisor(run.parent)))
-    return Rows(codes, _normal_scales(scales), torch.full((run.rows,), factor, device=device))
+    return Rows(codes, _normal_scales(scales), torch.full((run.rows,), factor, device=upload.device))
 
 
 def _normal_scales(scales: torch.Tensor) -> torch.Tensor:
     """E4M3 `2^E (1 + M / 8)`, subnormal or not, as the byte `8 (E + 22) + M`, without its sign, which goes to
     the codes."""
-    words = torch.arange(1, 128)
-    values = torch.where(words < 8, words * 2.0**-9, (8 + words % 8) * 2.0 ** (words // 8 - 10.0))
-    mantissa, exponent = torch.frexp(values)
-    table = 8 * (exponent + 21) + (16 * mantissa).to(torch.int32) - 8
-    table = F.pad(table.to(torch.uint8), (1, 0), value=8).to(scales.device)
-    return table[(scales & 0x7F).to(torch.int32)]
+    words = (scales & 0x7F).to(torch.int16)
+    exponent, mantissa = words >> 3, words & 7
+    # A subnormal one moves up until its leading bit is where that of others is.
+    small = torch.where(
+        mantissa > 3, 16 + 2 * (mantissa - 4), torch.where(mantissa > 1, 8 + 4 * (mantissa - 2), 0)
+    )
+    return torch.where(exponent > 0, words + 120, 104 + small).to(torch.uint8)
 
 
-def _fp8_row(run: Run, device: torch.device) -> Rows:
+def _fp8_row(run: Run, upload: Upload) -> Rows:
     columns, start = run.parent.shape[1], scale_offset(*run.parent.shape)
-    codes = _bytes(run, device, run.begin * columns, run.rows * columns)
-    scales = _bytes(run, device, start + 2 * run.begin, 2 * run.rows).view(torch.bfloat16)
+    codes = _bytes(run, upload, run.begin * columns, run.rows * columns)
+    scales = _bytes(run, upload, start + 2 * run.begin, 2 * run.rows).view(torch.bfloat16)
     return Rows(codes, None, scales.float().reshape(-1))
 
 
-def _fp8_tile(run: Run, device: torch.device) -> Rows:
+def _fp8_tile(run: Run, upload: Upload) -> Rows:
     columns, start = run.parent.shape[1], scale_offset(*run.parent.shape)
-    codes = _bytes(run, device, run.begin * columns, run.rows * columns)
+    codes = _bytes(run, upload, run.begin * columns, run.rows * columns)
     wide, low = columns // _PARENT_TILE, run.begin // _PARENT_TILE
     high = -(-run.end // _PARENT_TILE)
-    tiles = upload(run.parent.data[start + 2 * wide * low : start + 2 * wide * high], device)
-    of_rows = torch.arange(run.begin, run.end, device=device) // _PARENT_TILE - low
+    tiles = upload(run.parent.data[start + 2 * wide * low : start + 2 * wide * high])
+    of_rows = torch.arange(run.begin, run.end, device=upload.device) // _PARENT_TILE - low
     return Rows(codes, tiles.view(high - low, wide, 2).repeat_interleave(2, 1)[of_rows])
 
 
-def _blocks(run: Run, device: torch.device) -> torch.Tensor:
+def _blocks(run: Run, upload: Upload) -> torch.Tensor:
     """uint8 `[rows, blocks, block bytes]`."""
     size, columns = _BLOCKS[run.kernel], run.parent.shape[1]
     group = 256 if size > 100 else 32
     row = columns // group * size
     begin = run.start if run.parent.format == "ggml_k" else run.begin * row
-    return _bytes(run, device, begin, run.rows * row).view(run.rows, -1, size)
+    return _bytes(run, upload, begin, run.rows * row).view(run.rows, -1, size)
 
 
 def _block_scales(scales: torch.Tensor) -> torch.Tensor:
@@ -247,27 +247,27 @@ def _split(data: torch.Tensor) -> torch.Tensor:
     return torch.cat((data & 15, data >> 4), -1)
 
 
-def _q4_0(run: Run, device: torch.device) -> Rows:
-    blocks = _blocks(run, device)
+def _q4_0(run: Run, upload: Upload) -> Rows:
+    blocks = _blocks(run, upload)
     head = blocks.shape[2] - 16
     return Rows(_split(blocks[..., head:]).reshape(run.rows, -1), _block_scales(blocks[..., :head]))
 
 
-def _q8(run: Run, device: torch.device) -> Rows:
+def _q8(run: Run, upload: Upload) -> Rows:
     if run.parent.format != "ggml_q8_0":
-        return _grouped(run, device)
-    blocks = _blocks(run, device)
+        return _grouped(run, upload)
+    blocks = _blocks(run, upload)
     return Rows((blocks[..., 2:] ^ 0x80).reshape(run.rows, -1), _block_scales(blocks[..., :2]))
 
 
-def _k(run: Run, device: torch.device) -> Rows:
+def _k(run: Run, upload: Upload) -> Rows:
     """Scales of a unit: those of two sub-blocks, their minima, d and dmin."""
-    blocks = _blocks(run, device)
+    blocks = _blocks(run, upload)
     lead, head = blocks.shape[:2], 48 if run.kernel == "Q5K" else 16
     pairs = blocks[..., head:].reshape(*lead, 4, 1, 32)
     codes = _split_axis(pairs)
     if run.kernel == "Q5K":
-        shifts = torch.arange(8, dtype=torch.uint8, device=device).view(8, 1)
+        shifts = torch.arange(8, dtype=torch.uint8, device=upload.device).view(8, 1)
         codes = codes | (((blocks[..., None, 16:48] >> shifts) & 1) << 4).view(codes.shape)
     a, b, c = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scale = torch.cat((a & 63, (c & 15) | ((a >> 6) << 4)), -1)
@@ -282,19 +282,19 @@ def _split_axis(pairs: torch.Tensor) -> torch.Tensor:
     return torch.cat((pairs & 15, pairs >> 4), -2)
 
 
-def _q6_k(run: Run, device: torch.device) -> Rows:
+def _q6_k(run: Run, upload: Upload) -> Rows:
     """Scales of a unit: the int8 factors of its four groups, then d."""
-    blocks = _blocks(run, device)
+    blocks = _blocks(run, upload)
     lead = blocks.shape[:2]
     low = _split_axis(blocks[..., :128].reshape(*lead, 2, 1, 64)).view(*lead, 2, 4, 32)
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=device).view(4, 1)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=upload.device).view(4, 1)
     high = (blocks[..., 128:192].reshape(*lead, 2, 1, 32) >> shifts) & 3
     whole = blocks[..., None, 208:].expand(*lead, 4, 2)
     scales = torch.cat((blocks[..., 192:208].unflatten(-1, (4, 4)), whole), -1).flatten(1, 2)
     return Rows((low | (high << 4)).reshape(run.rows, -1), scales)
 
 
-_FETCH: dict[str, Callable[[Run, torch.device], Rows]] = {
+_FETCH: dict[str, Callable[[Run, Upload], Rows]] = {
     "Bf16": _direct,
     "Dense": _direct,
     "Q4G64": _grouped,

@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from ninfer.artifact.layouts import decode_rows
 from ninfer.ops.cuda.native import Rows, Run, divisor, fetch, runs_of
 from ninfer.ops.cuda.packed import FP8_BYTES, NIBBLES, TILE, Order, Packed, Packing, Segment
-from ninfer.ops.cuda.upload import upload
-from ninfer.ops.weights import Matrix, Role
+from ninfer.ops.cuda.upload import Copy
+from ninfer.ops.weights import Matrix, Role, Upload
 
 _CHUNK = 1 << 23
 """Codes of a chunk."""
@@ -55,31 +55,31 @@ PACKINGS: dict[str, Packing] = {
 """Every packing by the name of its kernel. `dense` is plain float32 `[rows, columns]` for rare formats."""
 
 
-def pack(matrix: Matrix, device: torch.device, role: Role) -> Packed:
+def pack(matrix: Matrix, device: torch.device, role: Role, upload: Upload | None = None) -> Packed:
     """The matrix in packed segments on `device`, one for each of its formats; see `packed.py`.
 
     SWIGLU matrices of one format are interleaved. Raises `FormatError` on formats without a kernel and on
     bytes that do not fit a shape.
     """
-    runs = list(runs_of(matrix))
+    runs, bring = list(runs_of(matrix)), upload or Copy(device)
     kernels = list(dict.fromkeys(run.kernel for run in runs))
     interleaved = role is Role.SWIGLU and len(kernels) == 1 and kernels != ["Dense"]
     segments = [
-        _segment([run for run in runs if run.kernel == kernel], matrix.columns, device, interleaved)
+        _segment([run for run in runs if run.kernel == kernel], matrix.columns, bring, interleaved)
         for kernel in kernels
     ]
     return Packed(matrix.rows, matrix.columns, tuple(segments), interleaved)
 
 
-def dense(matrix: Matrix, device: torch.device) -> torch.Tensor:
+def dense(matrix: Matrix, device: torch.device, upload: Upload | None = None) -> torch.Tensor:
     """A small matrix decoded, `[rows, columns]`: bf16 if all of it is stored so, else float32."""
-    pieces = []
+    pieces, bring = [], upload or Copy(device)
     for run in runs_of(matrix):
         if run.kernel == "Bf16":
-            pieces.append(fetch(run, device).codes.view(torch.bfloat16))
+            pieces.append(fetch(run, bring).codes.view(torch.bfloat16))
         else:
             data, shape = run.parent.data.cpu(), run.parent.shape
-            pieces.append(upload(decode_rows(run.parent.format, shape, data, run.begin, run.end), device))
+            pieces.append(bring(decode_rows(run.parent.format, shape, data, run.begin, run.end)))
     plain = all(piece.dtype == torch.bfloat16 for piece in pieces)
     return torch.cat(pieces if plain else [piece.float() for piece in pieces])
 
@@ -92,31 +92,31 @@ def divisors(matrix: Matrix, device: torch.device) -> torch.Tensor | None:
     return torch.cat([torch.full((run.rows,), divisor(run.parent)) for run in runs]).to(device)
 
 
-def _segment(runs: Sequence[Run], columns: int, device: torch.device, interleaved: bool) -> Segment:
+def _segment(runs: Sequence[Run], columns: int, upload: Upload, interleaved: bool) -> Segment:
     packing, first = PACKINGS[runs[0].kernel], runs[0].first
     count = sum(run.rows for run in runs)
     names = ", ".join(dict.fromkeys(run.parent.format for run in runs))
     row_map = None
     if any(a.first + a.rows != b.first for a, b in itertools.pairwise(runs)):
         places = [torch.arange(run.first, run.first + run.rows, dtype=torch.int32) for run in runs]
-        row_map = torch.cat(places).to(device)
+        row_map = torch.cat(places).to(upload.device)
     if packing.kernel == "Dense":
-        data = torch.cat([fetch(run, device).codes for run in runs])
+        data = torch.cat([fetch(run, upload).codes for run in runs])
         return Segment(
             packing, names, first, count, columns, data.view(torch.uint8).reshape(-1), None, row_map
         )
     height, halves = (TILE // 2, 2) if interleaved else (TILE, 1)
     length = count // halves
     tiles, units = -(-length // height), -(-columns // packing.unit_columns)
-    data = torch.empty(tiles, units, packing.unit_bytes, dtype=torch.uint8, device=device)
-    factors = torch.empty(tiles * TILE, device=device) if packing.row_scaled else None
+    data = torch.empty(tiles, units, packing.unit_bytes, dtype=torch.uint8, device=upload.device)
+    factors = torch.empty(tiles * TILE, device=upload.device) if packing.row_scaled else None
     step = max(1, _CHUNK // (TILE * units * packing.unit_columns))
     for begin in range(0, tiles, step):
         end = min(begin + step, tiles)
         parts = []
         for half in range(halves):
             a, b = begin * height, min(end * height, length)
-            part = _take(runs, half * length + a, half * length + b, device, packing, units)
+            part = _take(runs, half * length + a, half * length + b, upload, packing, units)
             parts.append(_padded(part, (end - begin) * height, packing, units))
         rows = parts[0] if halves == 1 else _interleaved(parts[0], parts[1], end - begin)
         data[begin:end] = _words(rows, packing, end - begin, units)
@@ -125,15 +125,13 @@ def _segment(runs: Sequence[Run], columns: int, device: torch.device, interleave
     return Segment(packing, names, first, count, columns, data.reshape(-1), factors, row_map)
 
 
-def _take(
-    runs: Sequence[Run], begin: int, end: int, device: torch.device, packing: Packing, units: int
-) -> Rows:
+def _take(runs: Sequence[Run], begin: int, end: int, upload: Upload, packing: Packing, units: int) -> Rows:
     """Rows `[begin, end)` of the runs one below the other."""
     found, at = [], 0
     for run in runs:
         a, b = max(begin - at, 0), min(end - at, run.rows)
         if a < b:
-            found.append(_padded(fetch(run.part(a, b), device), b - a, packing, units))
+            found.append(_padded(fetch(run.part(a, b), upload), b - a, packing, units))
         at += run.rows
     if len(found) == 1:
         return found[0]
@@ -229,15 +227,17 @@ def _byte_plane(lanes: torch.Tensor) -> torch.Tensor:
 def _e2m1_plane(lanes: torch.Tensor) -> torch.Tensor:
     """NVFP4: where `NIBBLES` says, in each half of a word the even or the odd columns of two steps."""
     pairs = lanes.unflatten(5, (2, 2)).flatten(6).unflatten(6, (4, 2))  # t u r q h jp pair e
-    pairs = pairs.transpose(6, 7).to(torch.int32)
-    places = torch.tensor(NIBBLES, dtype=torch.int32, device=lanes.device)
-    halves = (((pairs & 7) << places[:, 0]) | ((pairs >> 3) << places[:, 1])).sum(-1, dtype=torch.int32)
+    pairs = pairs.to(torch.int32).unbind(6)
+    halves = torch.zeros_like(pairs[0])
+    for codes, (magnitude, sign) in zip(pairs, NIBBLES, strict=True):
+        halves |= ((codes & 7) << magnitude) | ((codes >> 3) << sign)
     return halves.to(torch.int16).view(torch.uint8)
 
 
 def _fp8_plane(lanes: torch.Tensor) -> torch.Tensor:
     """A step's columns in the order of `FP8_BYTES`; all lanes' row r, then all lanes' row r + 8."""
-    return lanes[..., list(FP8_BYTES)].permute(0, 1, 4, 2, 3, 5, 6).contiguous()  # from t u r q h j c
+    split = lanes.permute(0, 1, 4, 2, 3, 5, 6)  # from t u r q h j c
+    return torch.stack([split[..., column] for column in FP8_BYTES], -1)
 
 
 def _word_plane(lanes: torch.Tensor) -> torch.Tensor:

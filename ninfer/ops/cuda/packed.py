@@ -12,11 +12,11 @@ codes are cut into vectors of 16 bytes, and vector v of all lanes stand together
 How codes stand in a vector, and which scales follow, is the format's choice, written above its decoder in
 `csrc/formats_a.cuh` and `csrc/formats_b.cuh`.
 
-NVFP4: 8 codes in a word of 32 bits, columns 0, 2, 4, 6 in the low half, 1, 3, 5, 7 in the high half, each half's
-bits by `NIBBLES`; a unit's scales are bytes `8 (E + 22) + M` for 2^E (1 + M / 8) at `512 + 2 lane` (row r) and
-`513 + 2 lane` (row r + 8); codes under a zero scale are 0; `row_scales` hold `2^7 / divisor`.
-FP8 by rows: bytes 0 .. 3 of a word are columns `FP8_BYTES`; `row_scales` hold the rows' factors.
-BF16: vector j of a lane is step j: columns 4 j, 4 j + 1 of row r, of row r + 8, then 4 j + 2, 4 j + 3 of both.
+NVFP4: 8 codes in a word of 32 bits, columns 0, 2, 4, 6 in the low half, 1, 3, 5, 7 in the high half, each
+half's bits by `NIBBLES`; a unit's scales are bytes `8 (E + 22) + M` for 2^E (1 + M / 8) at `512 + 2 lane`
+(row r) and `513 + 2 lane` (row r + 8); codes under a zero scale are 0; `row_scales` hold `2^7 / divisor`. FP8
+by rows: bytes 0 .. 3 of a word are columns `FP8_BYTES`; `row_scales` hold the rows' factors. BF16: vector j
+of a lane is step j: columns 4 j, 4 j + 1 of row r, of row r + 8, then 4 j + 2, 4 j + 3 of both.
 
 In a SWIGLU segment a tile holds 8 gate rows and the 8 up rows that belong to them, so that a lane holds both.
 """
@@ -63,9 +63,9 @@ class Packing:
 class Segment:
     """Rows of one format. `first` is the first output row; `row_map` (int32 `[rows]`) says instead where each
     row goes, where they do not stand together (-1: nowhere). `data` uint8; `row_scales` float32
-    `[rows padded to 16]`, in the order of the packed rows. In a SWIGLU segment `rows` counts gate and up rows,
-    and `first` and `row_map` mean outputs, half as many. `counters` (int32, zeros between calls) is where blocks
-    that share a sum meet, so one matrix cannot be used in two streams at once."""
+    `[rows padded to 16]`, in the order of the packed rows. In a SWIGLU segment `rows` counts gate and up
+    rows, and `first` and `row_map` mean outputs, half as many. `counters` (int32, zeros between calls) is
+    where blocks that share a sum meet, so one matrix cannot be used in two streams at once."""
 
     packing: Packing
     format: str

@@ -70,6 +70,14 @@ DEVICE void async_wait() {
 }
 #endif
 
+// What the counter was before it went up by one, or from `last` to 0. Whoever counts last sees what was written
+// (by this warp, before a __syncwarp) ahead of each count.
+DEVICE u32 count_up(u32* counter, u32 last) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
+    return before;
+}
+
 // The kernel behind this one in the stream may start (if it was launched so).
 DEVICE void allow_next() {
 #if __CUDA_ARCH__ >= 900

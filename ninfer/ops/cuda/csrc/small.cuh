@@ -5,14 +5,15 @@
 // warp has copies under way into a ring of its own in shared memory, which run ahead across tiles and start
 // before the kernels ahead in the stream have ended.
 //
-// K is cut into GROUPS x WARPS slices of units. A block belongs to one group, its warps have a slice each; for
-// NT == 1 the slice of x stays in registers, as B fragments. The blocks of a group share the tiles evenly. A
+// K is cut into `groups` x WARPS slices of units. A block belongs to one group, its warps have a slice each and
+// keep that of x in registers, as B fragments. The blocks of a group share the tiles evenly. A
 // tile's sums of the warps meet in shared memory, those of the groups in `partial`, always added in the same
 // order: what a column gets depends neither on the other columns nor on how many there are.
 //
 // Compile with FORMAT (a decoder), TOKEN_TILES (of 8), SLICE_UNITS (of the longest slice), BLOCK_WARPS, COPY_UNITS
 // (units of a copy), RING_COPIES (under way for each warp), SUM_BUFFERS (sums under way), SM_BLOCKS (that share a
-// multiprocessor).
+// multiprocessor), NORM (of x, TOKEN_TILES being 1; 1: gains in bf16, 2: in
+// float32; else 0).
 #pragma once
 #include "barriers.cuh"
 #include "formats_b.cuh"
@@ -24,14 +25,14 @@ struct Params {
     const u16* x;             // [tokens, columns] bf16
     const u16* residual;      // as out, or null
     void* out;                // [tokens, out_stride]: bf16, or float32 in mode LOGITS
-    const void* gain;         // [columns], or null: no norm
+    const void* gain;         // [columns]
     u16* normed;              // [tokens, columns] or null: the normed x
     float* partial;           // [tiles, NT, groups, 32, 4]
     u32* counters;            // [tiles, NT], zeros, and left so
     int tokens, columns;
     int rows, first;  // of the segment; with SWIGLU of its outputs
     u32 out_stride;
-    int tiles, units, groups, mode, unit_offset, gain_float;
+    int tiles, units, groups, mode, unit_offset;
     float eps;
 };
 
@@ -42,6 +43,7 @@ typedef FORMAT Format;
 static const int NT = TOKEN_TILES, KU = SLICE_UNITS, WARPS = BLOCK_WARPS, CHUNK = COPY_UNITS;
 static const int STAGES = RING_COPIES, BUFFERS = SUM_BUFFERS;
 static const int UC = Format::UNIT_COLUMNS, UB = Format::UNIT_BYTES, XR = UC / 8;
+static const int MOST_SLICES = 16 * WARPS;
 static const int CHUNKS = (KU + CHUNK - 1) / CHUNK;
 
 // Shared memory: rings, sums, barriers, what norms need.
@@ -49,12 +51,15 @@ static const int RING = STAGES * CHUNK * UB;
 struct Sum {
     float v[4];
 };
+typedef float Squares[MOST_SLICES][8];
 struct Shared {
     alignas(128) u8 ring[WARPS][RING];
     alignas(16) Sum sums[BUFFERS][NT][WARPS][32];
     u64 full[WARPS][STAGES];
     u64 summed[BUFFERS], freed[BUFFERS];
-    float squares[8][WARPS];
+#if NORM
+    Squares squares;
+#endif
 };
 
 // A warp's stream of weights: for each of its tiles, the units of its slice, CHUNK at a time.
@@ -97,87 +102,106 @@ struct Stream {
     }
 };
 
-// Registers of 64 columns from `column` on, of one token's x.
-DEVICE void load_x(const u16* row, int column, int columns, int q, u32* r) {
-    const int at = column + (Format::ORDER == 0 ? 16 * q : 4 * q);
-    if ((columns & 7) == 0) {
+// x of a unit: the lane's columns of one token, zeros if it is not `there`. Rows are multiples of 8 columns.
+DEVICE void load_x(const Params& p, int token, int unit, int q, bool there, u32 (&r)[XR]) {
+    const u16* row = p.x + (u64)token * p.columns;
+#pragma unroll
+    for (int b = 0; b < UC / 64; ++b) {
+        const int first = unit * UC + 64 * b;
         if (Format::ORDER == 0) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
+                const int c = first + 16 * q + 8 * i;
                 Vec4 v = {0, 0, 0, 0};
-                if (at + 8 * i < columns) v = *reinterpret_cast<const Vec4*>(row + at + 8 * i);
-                r[4 * i] = v.x, r[4 * i + 1] = v.y, r[4 * i + 2] = v.z, r[4 * i + 3] = v.w;
+                if (there && c < p.columns) v = *reinterpret_cast<const Vec4*>(row + c);
+                r[8 * b + 4 * i] = v.x, r[8 * b + 4 * i + 1] = v.y, r[8 * b + 4 * i + 2] = v.z, r[8 * b + 4 * i + 3] = v.w;
             }
         } else {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                uint2 v = {0, 0};
-                if (at + 16 * j < columns) v = *reinterpret_cast<const uint2*>(row + at + 16 * j);
-                r[2 * j] = v.x, r[2 * j + 1] = v.y;
+                const int c = first + 16 * j + 4 * q;
+                uint2 v = make_uint2(0, 0);
+                if (there && c < p.columns) v = *reinterpret_cast<const uint2*>(row + c);
+                r[8 * b + 2 * j] = v.x, r[8 * b + 2 * j + 1] = v.y;
             }
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int c = Format::ORDER == 0 ? at + 2 * i : at + 16 * (i / 2) + 2 * (i % 2);
-            r[i] = (c < columns ? row[c] : 0) | (c + 1 < columns ? (u32)row[c + 1] << 16 : 0);
         }
     }
 }
 
-// Which column register i of 64 columns from `column` on begins at.
-DEVICE int column_of(int column, int q, int i) {
-    return Format::ORDER == 0 ? column + 16 * q + 2 * i : column + 16 * (i / 2) + 4 * q + 2 * (i % 2);
+#if NORM
+// The column at which register i of a lane's x begins.
+DEVICE int column_of(int unit, int q, int i) {
+    const int b = i / 8, k = i % 8;
+    return unit * UC + 64 * b + (Format::ORDER == 0 ? 16 * q + 2 * k : 16 * (k / 2) + 4 * q + 2 * (k % 2));
 }
 
-// Sum of squares of this thread's columns of one token; the same for every T.
-DEVICE float squares_of(const u16* row, int columns, int thread, int threads) {
-    float sum = 0;
-    if ((columns & 7) == 0) {
-        for (int c = 8 * thread; c < columns; c += 8 * threads) {
-            const Vec4 v = *reinterpret_cast<const Vec4*>(row + c);
-            const u32 w[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float a = low_bf16(w[i]), b = high_bf16(w[i]);
-                sum = fmaf(a, a, sum), sum = fmaf(b, b, sum);
-            }
-        }
-    } else {
-        for (int c = thread; c < columns; c += threads) {
-            const float a = __uint_as_float((u32)row[c] << 16);
-            sum = fmaf(a, a, sum);
-        }
+// Gains of two columns.
+DEVICE float2 gains(const Params& p, int column) {
+    float2 g = make_float2(0, 0);
+    if (column < p.columns) {
+#if NORM == 1
+        const u32 both = *(const u32*)((const u16*)p.gain + column);
+        g = make_float2(low_bf16(both), high_bf16(both));
+#else
+        g = *(const float2*)((const float*)p.gain + column);
+#endif
+        if (p.unit_offset) g.x += 1, g.y += 1;
     }
+    return g;
+}
+
+DEVICE float squares_of(const u32 (&r)[XR], float sum) {
 #pragma unroll
-    for (int d = 16; d; d >>= 1) sum += __shfl_xor_sync(~0u, sum, d);
+    for (int i = 0; i < XR; ++i) {
+        const float a = low_bf16(r[i]), b = high_bf16(r[i]);
+        sum = fmaf(a, a, sum), sum = fmaf(b, b, sum);
+    }
     return sum;
 }
 
-DEVICE float gain_at(const Params& p, int c) {
-    const float g = p.gain_float ? ((const float*)p.gain)[c] : __uint_as_float((u32)((const u16*)p.gain)[c] << 16);
-    return p.unit_offset ? 1.0f + g : g;
-}
-
-DEVICE float normal(float x, float factor, const Params& p, int c) {
-    return c < p.columns ? x * factor * gain_at(p, c) : 0;
-}
-
-// 1 / rms of up to 8 tokens from `token` on, summed by the whole block; the result is token + lane / 4's.
-template <int W>
-DEVICE float factor_of(const Params& p, int token, float (*squares)[W], int lane, int warp) {
-    for (int t = 0; t < 8 && token + t < p.tokens; ++t) {
-        const float sum = squares_of(p.x + (u64)(token + t) * p.columns, p.columns, threadIdx.x, 32 * W);
-        if (lane == 0) squares[t][warp] = sum;
+// The norm of token `token` on a block's slices x; where slices of K begin and the order of sums are the
+// product's, whatever T is.
+DEVICE void norm_x(const Params& p, int token, int group, u32 (&x)[KU][1][XR], bool store, Squares& squares) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q = lane & 3;
+    const int slices = p.groups * WARPS;
+    const bool there = token < p.tokens;
+    for (int g = 0; g < p.groups; ++g) {
+        const int slice = g * WARPS + warp;
+        const int unit0 = p.units * slice / slices, units = p.units * (slice + 1) / slices - unit0;
+        float sum = 0;
+#pragma unroll
+        for (int u = 0; u < KU; ++u) {
+            if (g == group) {
+                sum = squares_of(x[u][0], sum);
+            } else {
+                u32 r[XR];
+                load_x(p, token, unit0 + u, q, there && u < units, r);
+                sum = squares_of(r, sum);
+            }
+        }
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (q == 0) squares[slice][lane >> 2] = sum;
     }
     __syncthreads();
     float total = 0;
-    if (token + lane / 4 < p.tokens) {
+    for (int s = 0; s < slices; ++s) total += squares[s][lane >> 2];
+    const float factor = rsqrtf(total / p.columns + p.eps);
+    const int slice = group * WARPS + warp;
+    const int unit0 = p.units * slice / slices, units = p.units * (slice + 1) / slices - unit0;
 #pragma unroll
-        for (int w = 0; w < W; ++w) total += squares[lane / 4][w];
-    }
-    return rsqrtf(total / p.columns + p.eps);
+    for (int u = 0; u < KU; ++u)
+#pragma unroll
+        for (int i = 0; i < XR; ++i) {
+            const int c = column_of(unit0 + u, q, i);
+            const float2 gain = u < units ? gains(p, c) : make_float2(0, 0);
+            const u32 v = x[u][0][i];
+            x[u][0][i] = pack_bf16x2(low_bf16(v) * factor * gain.x, high_bf16(v) * factor * gain.y);
+            if (store && there && u < units && c < p.columns)
+                *(u32*)(p.normed + (u64)token * p.columns + c) = x[u][0][i];
+        }
 }
+#endif
 
 // One sum of a row and a token, to where it belongs.
 DEVICE void put(const Params& p, int row, int token, float sum, float scale) {
@@ -200,7 +224,7 @@ DEVICE void put_swiglu(const Params& p, int row, int token, float gate, float up
     if (row >= p.rows || token >= p.tokens) return;
     const int column = p.row_map ? p.row_map[row] : p.first + row;
     if ((u32)column >= p.out_stride) return;
-    ((u16*)p.out)[(u64)token * p.out_stride + column] = to_bf16(gate / (1 + __expf(-gate)) * up);
+    ((u16*)p.out)[(u64)token * p.out_stride + column] = to_bf16(__fdividef(gate, 1 + __expf(-gate)) * up);
 }
 
 DEVICE void finish(const Params& p, int tile, int token, int lane, const float (&s)[4]) {
@@ -223,13 +247,11 @@ DEVICE bool add_groups(const Params& p, int tile, int nt, int group, int lane, f
     const int place = tile * NT + nt;
     float4* all = (float4*)p.partial + (u64)place * p.groups * 32 + lane;
     __stcg(all + group * 32, make_float4(s[0], s[1], s[2], s[3]));
-    __threadfence();
     __syncwarp();
     u32 before = 0;
-    if (lane == 0) before = atomicInc(p.counters + place, p.groups - 1);
+    if (lane == 0) before = count_up(p.counters + place, p.groups - 1);
     before = __shfl_sync(~0u, before, 0);
     if (before != p.groups - 1) return false;
-    __threadfence();
     s[0] = s[1] = s[2] = s[3] = 0;
     for (int g = 0; g < p.groups; ++g) {
         const float4 v = __ldcg(all + g * 32);
@@ -243,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, SM_BLOCKS) small_linear
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int group = blockIdx.x % p.groups, place = blockIdx.x / p.groups, places = gridDim.x / p.groups;
-    const int tile0 = (int)((u64)p.tiles * place / places), tile1 = (int)((u64)p.tiles * (place + 1) / places);
+    const int tile0 = p.tiles * place / places, tile1 = p.tiles * (place + 1) / places;  // far below 2^31
     const int slices = p.groups * WARPS, slice = group * WARPS + warp;
     const int unit0 = p.units * slice / slices, units = p.units * (slice + 1) / slices - unit0;
 
@@ -262,41 +284,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, SM_BLOCKS) small_linear
     __syncthreads();
     wait_for_previous();
 
-    const int q = lane & 3;
-#if TOKEN_TILES == 1
-    u32 x[KU][1][XR];
-    {
-        const int token = lane >> 2;
-        const u16* row = p.x + (u64)token * p.columns;
+    const int q = lane & 3, token = lane >> 2;
+    u32 x[KU][NT][XR];
 #pragma unroll
-        for (int u = 0; u < KU; ++u)
+    for (int u = 0; u < KU; ++u)
 #pragma unroll
-            for (int b = 0; b < UC / 64; ++b) {
-                const bool there = token < p.tokens && u < units;
-                if (there) load_x(row, (unit0 + u) * UC + 64 * b, p.columns, q, &x[u][0][8 * b]);
-                else
-#pragma unroll
-                    for (int i = 0; i < 8; ++i) x[u][0][8 * b + i] = 0;
-            }
-        if (p.gain) {
-            const float factor = factor_of<WARPS>(p, 0, shared.squares, lane, warp);
-#pragma unroll
-            for (int u = 0; u < KU; ++u)
-#pragma unroll
-                for (int i = 0; i < XR; ++i) {
-                    const int c = column_of((unit0 + u) * UC + 64 * (i / 8), q, i % 8);
-                    if (u < units) {
-                        const u32 v = x[u][0][i];
-                        x[u][0][i] = pack_bf16x2(normal(low_bf16(v), factor, p, c), normal(high_bf16(v), factor, p, c + 1));
-                        if (p.normed && place == 0 && token < p.tokens) {
-                            u16* to = p.normed + (u64)token * p.columns + c;
-                            if (c < p.columns) to[0] = (u16)x[u][0][i];
-                            if (c + 1 < p.columns) to[1] = (u16)(x[u][0][i] >> 16);
-                        }
-                    }
-                }
-        }
-    }
+        for (int nt = 0; nt < NT; ++nt)
+            load_x(p, 8 * nt + token, unit0 + u, q, 8 * nt + token < p.tokens && u < units, x[u][nt]);
+#if NORM
+    norm_x(p, token, group, x, p.normed && place == 0, shared.squares);
 #endif
 
     int stage = 0, buffer = 0;
@@ -321,24 +317,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, SM_BLOCKS) small_linear
                 for (int k = 0; k < CHUNK; ++k) {
                     const int u = c * CHUNK + k;
                     if (u < KU && (u < KU - 1 || u < units)) {
-#if TOKEN_TILES == 1
                         Format::unit<NT>(chunk + k * UB, lane, x[u], acc);
-#else
-                        u32 xs[NT][XR];
-#pragma unroll
-                        for (int nt = 0; nt < NT; ++nt)
-#pragma unroll
-                            for (int b = 0; b < UC / 64; ++b) {
-                                const int token = 8 * nt + (lane >> 2);
-                                if (token < p.tokens)
-                                    load_x(p.x + (u64)token * p.columns, (unit0 + u) * UC + 64 * b, p.columns, q,
-                                           &xs[nt][8 * b]);
-                                else
-#pragma unroll
-                                    for (int i = 0; i < 8; ++i) xs[nt][8 * b + i] = 0;
-                            }
-                        Format::unit<NT>(chunk + k * UB, lane, xs, acc);
-#endif
                     }
                 }
                 __syncwarp();
@@ -374,20 +353,19 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, SM_BLOCKS) small_linear
 #endif
 }
 
-// The norm alone, for more than 8 tokens, in the same arithmetic: one block of 32 WARPS threads a token.
+#if NORM
+// The norm alone, for more than 8 tokens, in the same arithmetic: a block for 8 tokens of each group.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) norm_rows(const __grid_constant__ Params p) {
-    __shared__ float squares[1][WARPS];
+    __shared__ Squares squares;
     allow_next();
     wait_for_previous();
-    const u16* row = p.x + (u64)blockIdx.x * p.columns;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const float sum = squares_of(row, p.columns, threadIdx.x, 32 * WARPS);
-    if (lane == 0) squares[0][warp] = sum;
-    __syncthreads();
-    float total = 0;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = blockIdx.x % p.groups;
+    const int token = 8 * (blockIdx.x / p.groups) + (lane >> 2);
+    const int slices = p.groups * WARPS, slice = group * WARPS + warp;
+    const int unit0 = p.units * slice / slices, units = p.units * (slice + 1) / slices - unit0;
+    u32 x[KU][1][XR];
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) total += squares[0][w];
-    const float factor = rsqrtf(total / p.columns + p.eps);
-    for (int c = threadIdx.x; c < p.columns; c += 32 * WARPS)
-        p.normed[(u64)blockIdx.x * p.columns + c] = to_bf16(normal(__uint_as_float((u32)row[c] << 16), factor, p, c));
+    for (int u = 0; u < KU; ++u) load_x(p, token, unit0 + u, lane & 3, token < p.tokens && u < units, x[u][0]);
+    norm_x(p, token, group, x, true, squares);
 }
+#endif
