@@ -20,7 +20,7 @@ import triton.language as tl
 from ninfer.ops.cuda.packed import UNIT, Order, Segment
 from ninfer.ops.cuda.specimens import Specimen
 
-_BLOCK = 512
+_BLOCK = 1024
 
 
 @triton.jit
@@ -48,19 +48,19 @@ def _e2m1(code):
 
 
 @triton.jit
-def _codes(data, base, lane, sub, j, h, KERNEL: tl.constexpr, INNER: tl.constexpr):
+def _codes(data, base, lane, j, h, KERNEL: tl.constexpr):
     """Codes of four columns of a lane's step j, as int32; of integer formats without a sign."""
     if KERNEL == "Bf16":
         at = base + 512 * j + 16 * lane + 4 * h
         w, v = _word(data, at), _word(data, at + 8)
         return w << 16, w & -65536, v << 16, v & -65536
     if KERNEL == "Fp8Row" or KERNEL == "Fp8Tile" or KERNEL == "Q8G32":
-        w = _word(data, base + 1024 * sub + 512 * h + 16 * lane + 4 * j)
+        w = _word(data, base + 512 * h + 16 * lane + 4 * j)
         b0, b1, b2, b3 = w & 255, (w >> 8) & 255, (w >> 16) & 255, (w >> 24) & 255
         if KERNEL == "Q8G32":
             return b0, b2, b1, b3
         return b1, b3, b0, b2
-    w = _word(data, base + 512 * sub + 16 * lane + 8 * h + 4 * (j // 2))
+    w = _word(data, base + 16 * lane + 8 * h + 4 * (j // 2))
     if KERNEL == "Nvfp4":
         # Magnitudes of pairs stand at bits 6, 3, 0, 9, signs at bits 15, 12, 13, 14.
         odd = j % 2 == 1
@@ -74,25 +74,25 @@ def _codes(data, base, lane, sub, j, h, KERNEL: tl.constexpr, INNER: tl.constexp
     w = w >> (8 * (j % 2))
     c0, c1, c2, c3 = w & 15, (w >> 16) & 15, (w >> 4) & 15, (w >> 20) & 15
     if KERNEL == "Q5G64" or KERNEL == "Q5K":
-        v = _word(data, base + 512 * INNER + 128 * sub + 4 * lane) >> (8 * h + 2 * j)
+        v = _word(data, base + 512 + 4 * lane) >> (8 * h + 2 * j)
         c0, c1 = c0 | ((v & 1) << 4), c1 | ((v >> 12) & 16)
         c2, c3 = c2 | ((v & 2) << 3), c3 | ((v >> 13) & 16)
     if KERNEL == "Q6G64" or KERNEL == "Q6K":
-        v = _word(data, base + 512 * INNER + 256 * sub + 8 * lane + 4 * h) >> (4 * j)
+        v = _word(data, base + 512 + 8 * lane + 4 * h) >> (4 * j)
         c0, c1 = c0 | ((v & 3) << 4), c1 | ((v >> 12) & 48)
         c2, c3 = c2 | ((v & 12) << 2), c3 | ((v >> 14) & 48)
     return c0, c1, c2, c3
 
 
 @triton.jit
-def quad(data, factors, base, row, sub, j, q, KERNEL: tl.constexpr, INNER: tl.constexpr, FORM: tl.constexpr):
+def quad(data, factors, base, row, j, q, KERNEL: tl.constexpr, FORM: tl.constexpr):
     """float32 values of four columns: step j of lane 4 r + q of the unit at byte `base`, in packed row `row`.
 
     FORM: 0 with the rows' factors, 1 without, -1: `factors` of nvfp4 are the divisors themselves.
     """
     h, r = (row // 8) % 2, row % 8
     lane, at = 4 * r + q, 2 * r + h
-    c0, c1, c2, c3 = _codes(data, base, lane, sub, j, h, KERNEL, INNER)
+    c0, c1, c2, c3 = _codes(data, base, lane, j, h, KERNEL)
     if KERNEL == "Bf16":
         return (
             c0.to(tl.float32, bitcast=True), c1.to(tl.float32, bitcast=True),
@@ -111,7 +111,7 @@ def quad(data, factors, base, row, sub, j, q, KERNEL: tl.constexpr, INNER: tl.co
         if KERNEL == "Fp8Row":
             scale = 1.0 if FORM == 1 else tl.load(factors + row)
         else:
-            scale = _half(data, base + 2048 + 2 * at, tl.bfloat16)
+            scale = _half(data, base + 1024 + 2 * at, tl.bfloat16)
         return _e4m3(c0) * scale, _e4m3(c1) * scale, _e4m3(c2) * scale, _e4m3(c3) * scale
     offset: tl.constexpr = (
         0 if KERNEL == "Q41" or KERNEL == "Q4K" or KERNEL == "Q5K"
@@ -131,13 +131,12 @@ def quad(data, factors, base, row, sub, j, q, KERNEL: tl.constexpr, INNER: tl.co
         least = _half(data, base + 516 + 8 * at + 2 * (j // 2), tl.float16)
         return f0 * scale + least, f1 * scale + least, f2 * scale + least, f3 * scale + least
     elif KERNEL == "Q6K":
-        factor = tl.load((data + base + 3072 + 64 * sub + 4 * at + j).to(tl.pointer_type(tl.int8)))
-        scale = _half(data, base + 3328 + 2 * at, tl.float16) * factor.to(tl.float32)
+        factor = tl.load((data + base + 768 + 4 * at + j).to(tl.pointer_type(tl.int8)))
+        scale = _half(data, base + 832 + 2 * at, tl.float16) * factor.to(tl.float32)
     else:
-        start: tl.constexpr = 2048 if KERNEL == "Q4K" else 2560
-        part = base + start + 64 * sub + 4 * at + j // 2
-        scale = _half(data, base + start + 256 + 4 * at, tl.float16) * tl.load(data + part).to(tl.float32)
-        least = _half(data, base + start + 258 + 4 * at, tl.float16) * tl.load(data + part + 2).to(tl.float32)
+        at = base + (512 if KERNEL == "Q4K" else 640) + 8 * at
+        scale = _half(data, at + 4, tl.float16) * tl.load(data + at + j // 2).to(tl.float32)
+        least = _half(data, at + 6, tl.float16) * tl.load(data + at + 2 + j // 2).to(tl.float32)
         return f0 * scale - least, f1 * scale - least, f2 * scale - least, f3 * scale - least
     return f0 * scale, f1 * scale, f2 * scale, f3 * scale
 
@@ -156,31 +155,31 @@ def _store(target, value, mask):
 
 @triton.jit
 def panel_kernel(
-    data, factors, out, first, quads, units, stride,
-    KERNEL: tl.constexpr, UNIT_BYTES: tl.constexpr, INNER: tl.constexpr, STEPPED: tl.constexpr,
+    data, factors, out, first, units, stride,
+    KERNEL: tl.constexpr, UNIT_BYTES: tl.constexpr, STEPPED: tl.constexpr,
     FORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Tiles from `first` on as rows of `stride` numbers; `quads` threads have work."""
-    g = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = g < quads
-    g = tl.where(mask, g, 0)
-    r, sub = (g // 16) % 8, (g // 128) % INNER
-    unit = g // (128 * INNER)
-    tile = unit // units
+    """Tiles from `first` on as rows of `stride` numbers; a program has BLOCK / 128 units of a tile."""
+    g = tl.arange(0, BLOCK)
+    r, tile = (g // 16) % 8, tl.program_id(0)
+    unit = tl.program_id(1) * (BLOCK // 128) + g // 128
+    mask = unit < units
+    unit = tl.minimum(unit, units - 1)
     if STEPPED:
         j, q = (g // 4) % 4, g % 4
     else:
         j, q = g % 4, (g // 4) % 4
-    base = (first * units + unit).to(tl.int64) * UNIT_BYTES
-    column = (unit % units) * (64 * INNER) + 64 * sub + 4 * (g % 16)
+    data += (first + tile).to(tl.int64) * units * UNIT_BYTES
+    out += tile.to(tl.int64) * 16 * stride
+    base, column = unit * UNIT_BYTES, 64 * unit + 4 * (g % 16)
     for h in tl.static_range(2):
         row = (first + tile) * 16 + 8 * h + r
-        target = (16 * tile + 8 * h + r).to(tl.int64) * stride + column
+        target = (8 * h + r) * stride + column
         if FORM == 2:
-            c0, c1, c2, c3 = _codes(data, base, 4 * r + q, sub, j, h, KERNEL, INNER)
+            c0, c1, c2, c3 = _codes(data, base, 4 * r + q, j, h, KERNEL)
             tl.store((out + target).to(tl.pointer_type(tl.int32)), c0 | c1 << 8 | c2 << 16 | c3 << 24, mask)
         else:
-            v0, v1, v2, v3 = quad(data, factors, base, row, sub, j, q, KERNEL, INNER, FORM)
+            v0, v1, v2, v3 = quad(data, factors, base, row, j, q, KERNEL, FORM)
             low, high = _bits(v0) | _bits(v1) << 16, _bits(v2) | _bits(v3) << 16
             both = (low.to(tl.int64) & 0xFFFFFFFF) | (high.to(tl.int64) << 32)
             tl.store((out + target).to(tl.pointer_type(tl.int64)), both, mask)
@@ -189,7 +188,7 @@ def panel_kernel(
 @triton.jit
 def rows_kernel(
     ids, lookup, data, factors, out, units, columns, first, rows, table,
-    KERNEL: tl.constexpr, UNIT_BYTES: tl.constexpr, INNER: tl.constexpr, STEPPED: tl.constexpr,
+    KERNEL: tl.constexpr, UNIT_BYTES: tl.constexpr, STEPPED: tl.constexpr,
     MAPPED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Row `ids[t]`, brought between 0 and `table` - 1, if it is of this segment."""
@@ -199,14 +198,13 @@ def rows_kernel(
     row = tl.load(lookup + row) if MAPPED else row - first
     if (row >= 0) & (row < rows):
         g = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        unit, sub = g // (16 * INNER), (g // 16) % INNER
-        unit = tl.minimum(unit, units - 1)
+        unit = tl.minimum(g // 16, units - 1)
         if STEPPED:
             j, q = (g // 4) % 4, g % 4
         else:
             j, q = g % 4, (g // 4) % 4
         base = ((row // 16).to(tl.int64) * units + unit) * UNIT_BYTES
-        v0, v1, v2, v3 = quad(data, factors, base, tl.zeros_like(g) + row, sub, j, q, KERNEL, INNER, -1)
+        v0, v1, v2, v3 = quad(data, factors, base, tl.zeros_like(g) + row, j, q, KERNEL, -1)
         target = out + t.to(tl.int64) * columns + 4 * g
         _store(target, v0, 4 * g < columns)
         _store(target + 1, v1, 4 * g + 1 < columns)
@@ -216,7 +214,7 @@ def rows_kernel(
 
 def width(segment: Segment) -> int:
     """Columns of a decoded row, the last ones beyond the matrix's zero."""
-    return segment.units * segment.packing.unit_columns
+    return segment.units * UNIT
 
 
 class Form(IntEnum):
@@ -232,12 +230,10 @@ def panel(segment: Segment, begin: int, end: int, out: torch.Tensor, form: Form 
     """Decode tiles `[begin, end)` into `out` `[16 (end - begin), width]`, bf16 rounded from the exact float32
     (an nvfp4 number: from its exact product times its row's factor), in packed order of rows."""
     packing = segment.packing
-    inner = packing.unit_columns // UNIT
-    quads = (end - begin) * segment.units * inner * 128
     factors = segment.data if segment.row_scales is None else segment.row_scales
-    panel_kernel[(triton.cdiv(quads, _BLOCK),)](
-        segment.data, factors, out, begin, quads, segment.units, out.stride(0),
-        packing.kernel, packing.unit_bytes, inner, packing.order == Order.STEPPED, int(form), _BLOCK,
+    panel_kernel[(end - begin, triton.cdiv(128 * segment.units, _BLOCK))](
+        segment.data, factors, out, begin, segment.units, out.stride(0),
+        packing.kernel, packing.unit_bytes, packing.order == Order.STEPPED, int(form), _BLOCK,
         num_warps=4,
     )  # fmt: skip
 
@@ -252,13 +248,12 @@ def rows(
     nvfp4 are the divisors, so that each value is the float32 quotient, rounded once more.
     """
     packing = segment.packing
-    inner = packing.unit_columns // UNIT
     block = min(_BLOCK, triton.next_power_of_2(triton.cdiv(segment.columns, 4)))
     rows_kernel[(len(ids), triton.cdiv(segment.columns, 4 * block))](
         ids, ids if lookup is None else lookup,
         segment.data, segment.data if factors is None else factors, out,
         segment.units, segment.columns, segment.first, segment.rows, table,
-        packing.kernel, packing.unit_bytes, inner, packing.order == Order.STEPPED, lookup is not None, block,
+        packing.kernel, packing.unit_bytes, packing.order == Order.STEPPED, lookup is not None, block,
         num_warps=max(1, min(4, block // 64)),
     )  # fmt: skip
 
@@ -266,14 +261,13 @@ def rows(
 def specimens() -> Iterator[Specimen]:
     from ninfer.ops.cuda.pack import PACKINGS
 
-    ints = ("first", "quads", "units", "stride", "columns", "rows", "table")
+    ints = ("first", "units", "stride", "columns", "rows", "table")
     for packing in PACKINGS.values():
         if packing.kernel == "Dense":
             continue
         shared = {
             "KERNEL": packing.kernel,
             "UNIT_BYTES": packing.unit_bytes,
-            "INNER": packing.unit_columns // UNIT,
             "STEPPED": packing.order == Order.STEPPED,
             "BLOCK": _BLOCK,
         }

@@ -13,11 +13,11 @@ from ninfer.ops.cuda import finish, wide
 from ninfer.ops.cuda import pack as packer
 from ninfer.ops.cuda.embedding import Table, table_of
 from ninfer.ops.cuda.norms import rms_norm
-from ninfer.ops.cuda.packed import TILE, Packed
-from ninfer.ops.cuda.small import Mode, Norm, divide, processors_of, small_linear, token_tiles
+from ninfer.ops.cuda.packed import Packed
+from ninfer.ops.cuda.small import MOST_TOKENS, Mode, Norm, small_linear
 from ninfer.ops.weights import Matrix, Role, Upload
 
-SMALL = 64
+SMALL = MOST_TOKENS
 """Most columns of the small route."""
 
 
@@ -76,7 +76,7 @@ def norm_linear(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`([T, N], [T, K])`: `linear` of the normed rows, and these; see `ninfer.ops.fused`."""
     packed = _packed(x, w)
-    if not _small(x, packed):
+    if not _small(x, packed) or x.shape[1] % 8:
         h = rms_norm(x, gain, eps, unit_offset)
         return linear(h, w), h
     x = x.contiguous()
@@ -90,44 +90,10 @@ def norm_linear_swiglu(
 ) -> torch.Tensor:
     """`[T, I]`: `linear_swiglu` of the normed rows; see `ninfer.ops.fused`."""
     packed = _packed(x, gate_up)
-    if not _small(x, packed) or not packed.interleaved:
+    if not _small(x, packed) or not packed.interleaved or x.shape[1] % 8:
         return linear_swiglu(rms_norm(x, gain, eps, unit_offset), gate_up)
     out = torch.empty(len(x), gate_up.rows // 2, dtype=x.dtype, device=x.device)
     return small_linear(x.contiguous(), packed, out, mode=Mode.SWIGLU, norm=Norm(gain, eps, unit_offset))
-
-
-def linear_bytes(columns: int, inputs: int, outputs: int) -> int:
-    """What `linear` of `columns` rows allocates at most: on the small route sums of groups of blocks; above, a
-    decoded panel, float32 sums, FP8 codes of x; and the output. fp16 and fp32 matrices take more."""
-    out = 2 * columns * outputs
-    if columns <= SMALL:
-        return out + _partial_bytes(columns, inputs, outputs)
-    return out + wide.scratch_bytes(columns, inputs, outputs)
-
-
-def swiglu_bytes(columns: int, inputs: int, outputs: int) -> int:
-    """The same for `linear_swiglu` of `2 outputs` rows; halves of two formats keep their float32 sums."""
-    out = 2 * columns * outputs
-    if columns <= SMALL:
-        return out + _partial_bytes(columns, inputs, 2 * outputs) + 8 * columns * outputs
-    apart = 8 * outputs * min(columns, wide.columns_apart(2 * outputs))
-    return out + wide.scratch_bytes(columns, inputs, 2 * outputs) + apart
-
-
-def recorded_linear(columns: int, inputs: int, outputs: int) -> int:
-    """What a recorded call keeps: the output (float32 for `logits`) and the sums of groups."""
-    return 4 * columns * outputs + _partial_bytes(columns, inputs, outputs)
-
-
-def _partial_bytes(columns: int, inputs: int, outputs: int) -> int:
-    """The most that any format takes."""
-    processors = processors_of(torch.cuda.current_device()) if torch.cuda.is_available() else 132
-    tiles = -(-outputs // TILE)
-    groups = max(
-        divide(packing, tiles, -(-inputs // packing.unit_columns), processors).groups
-        for packing in packer.PACKINGS.values()
-    )
-    return 512 * tiles * token_tiles(min(columns, SMALL)) * groups if groups > 1 else 0
 
 
 def _small(x: torch.Tensor, packed: Packed) -> bool:

@@ -74,7 +74,7 @@ class Run:
 @dataclass(frozen=True, eq=False)
 class Rows:
     """`codes` `[n, K]`: uint8, or words of a direct format. `scales` uint8 `[n, units, bytes]`: what a unit
-    holds for a row, its 64-column parts first. `factors` float32 `[n]`: each row's factor."""
+    holds for a row. `factors` float32 `[n]`: each row's factor."""
 
     codes: torch.Tensor
     scales: torch.Tensor | None = None
@@ -199,12 +199,13 @@ def _nvfp4(run: Run, upload: Upload) -> Rows:
 def _normal_scales(scales: torch.Tensor) -> torch.Tensor:
     """E4M3 `2^E (1 + M / 8)`, subnormal or not, as the byte `8 (E + 22) + M`, without its sign, which goes to
     the codes."""
-    words = torch.arange(1, 128)
-    values = torch.where(words < 8, words * 2.0**-9, (8 + words % 8) * 2.0 ** (words // 8 - 10.0))
-    mantissa, exponent = torch.frexp(values)
-    table = 8 * (exponent + 21) + (16 * mantissa).to(torch.int32) - 8
-    table = F.pad(table.to(torch.uint8), (1, 0), value=8).to(scales.device)
-    return table[(scales & 0x7F).to(torch.int32)]
+    words = (scales & 0x7F).to(torch.int16)
+    exponent, mantissa = words >> 3, words & 7
+    # A subnormal one moves up until its leading bit is where that of others is.
+    small = torch.where(
+        mantissa > 3, 16 + 2 * (mantissa - 4), torch.where(mantissa > 1, 8 + 4 * (mantissa - 2), 0)
+    )
+    return torch.where(exponent > 0, words + 120, 104 + small).to(torch.uint8)
 
 
 def _fp8_row(run: Run, upload: Upload) -> Rows:
@@ -221,7 +222,7 @@ def _fp8_tile(run: Run, upload: Upload) -> Rows:
     high = -(-run.end // _PARENT_TILE)
     tiles = upload(run.parent.data[start + 2 * wide * low : start + 2 * wide * high])
     of_rows = torch.arange(run.begin, run.end, device=upload.device) // _PARENT_TILE - low
-    return Rows(codes, tiles.view(high - low, wide, 2)[of_rows])
+    return Rows(codes, tiles.view(high - low, wide, 2).repeat_interleave(2, 1)[of_rows])
 
 
 def _blocks(run: Run, upload: Upload) -> torch.Tensor:
@@ -260,7 +261,7 @@ def _q8(run: Run, upload: Upload) -> Rows:
 
 
 def _k(run: Run, upload: Upload) -> Rows:
-    """Scales of a unit: for each two sub-blocks their scales, then their minima; last d and dmin."""
+    """Scales of a unit: those of two sub-blocks, their minima, d and dmin."""
     blocks = _blocks(run, upload)
     lead, head = blocks.shape[:2], 48 if run.kernel == "Q5K" else 16
     pairs = blocks[..., head:].reshape(*lead, 4, 1, 32)
@@ -271,8 +272,9 @@ def _k(run: Run, upload: Upload) -> Rows:
     a, b, c = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scale = torch.cat((a & 63, (c & 15) | ((a >> 6) << 4)), -1)
     minimum = torch.cat((b & 63, (c >> 4) | ((b >> 6) << 4)), -1)
-    both = torch.stack((scale.view(*lead, 4, 2), minimum.view(*lead, 4, 2)), -2)
-    return Rows(codes.reshape(run.rows, -1), torch.cat((both.flatten(2), blocks[..., :4]), -1))
+    whole = blocks[..., None, :4].expand(*lead, 4, 4)
+    scales = torch.cat((scale.view(*lead, 4, 2), minimum.view(*lead, 4, 2), whole), -1)
+    return Rows(codes.reshape(run.rows, -1), scales.flatten(1, 2))
 
 
 def _split_axis(pairs: torch.Tensor) -> torch.Tensor:
@@ -281,13 +283,15 @@ def _split_axis(pairs: torch.Tensor) -> torch.Tensor:
 
 
 def _q6_k(run: Run, upload: Upload) -> Rows:
-    """Scales of a unit: the int8 factors of its sixteen groups, then d."""
+    """Scales of a unit: the int8 factors of its four groups, then d."""
     blocks = _blocks(run, upload)
     lead = blocks.shape[:2]
     low = _split_axis(blocks[..., :128].reshape(*lead, 2, 1, 64)).view(*lead, 2, 4, 32)
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=upload.device).view(4, 1)
     high = (blocks[..., 128:192].reshape(*lead, 2, 1, 32) >> shifts) & 3
-    return Rows((low | (high << 4)).reshape(run.rows, -1), blocks[..., 192:210])
+    whole = blocks[..., None, 208:].expand(*lead, 4, 2)
+    scales = torch.cat((blocks[..., 192:208].unflatten(-1, (4, 4)), whole), -1).flatten(1, 2)
+    return Rows((low | (high << 4)).reshape(run.rows, -1), scales)
 
 
 _FETCH: dict[str, Callable[[Run, Upload], Rows]] = {

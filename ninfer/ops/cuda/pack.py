@@ -11,8 +11,8 @@ four steps of two pairs.
 - Eight bits: a word holds the codes 0, 2, 1, 3 of a step; first all lanes' row r, then all lanes' row r + 8.
 - NVFP4, FP8 and bf16 are described beside their decoders in `csrc/formats_a.cuh`.
 
-Integer codes are stored without a sign (code minus the least one). A unit of more than 64 columns holds the
-four-bit words of all its 64s, then the words of higher bits, then the scales. Extra memory: about 20 bytes
+Integer codes are stored without a sign (code minus the least one). A unit holds the four-bit words, the words
+of higher bits, the scales. Extra memory: about 20 bytes
 for each of the 8 million codes of a chunk.
 """
 
@@ -26,7 +26,7 @@ import torch.nn.functional as F
 
 from ninfer.artifact.layouts import decode_rows
 from ninfer.ops.cuda.native import Rows, Run, divisor, fetch, runs_of
-from ninfer.ops.cuda.packed import TILE, UNIT, Order, Packed, Packing, Segment
+from ninfer.ops.cuda.packed import FP8_BYTES, NIBBLES, TILE, Order, Packed, Packing, Segment
 from ninfer.ops.cuda.upload import Copy
 from ninfer.ops.weights import Matrix, Role, Upload
 
@@ -46,16 +46,13 @@ PACKINGS: dict[str, Packing] = {
         Packing("Q8G32", Order.STEPPED, 1088),
         Packing("Q4G32", Order.STEPPED, 576),
         Packing("Q41", Order.STEPPED, 640),
-        Packing("Q4K", Order.STEPPED, 2368, 256),
-        Packing("Q5K", Order.STEPPED, 2880, 256),
-        Packing("Q6K", Order.STEPPED, 3360, 256),
-        Packing("Fp8Tile", Order.OWNED, 2080, 128),
+        Packing("Q4K", Order.STEPPED, 640),
+        Packing("Q5K", Order.STEPPED, 768),
+        Packing("Q6K", Order.STEPPED, 864),
+        Packing("Fp8Tile", Order.OWNED, 1056),
     )
 }
 """Every packing by the name of its kernel. `dense` is plain float32 `[rows, columns]` for rare formats."""
-
-_PARTS = {"Q4K": 4, "Q5K": 4, "Q6K": 4}
-"""Bytes of a row's scales for each 64 columns of a wider unit; what is left belongs to the whole unit."""
 
 
 def pack(matrix: Matrix, device: torch.device, role: Role, upload: Upload | None = None) -> Packed:
@@ -181,76 +178,72 @@ def _words(rows: Rows, packing: Packing, tiles: int, units: int) -> torch.Tensor
 
 
 def _scale_plane(scales: torch.Tensor, packing: Packing, tiles: int, units: int) -> torch.Tensor:
-    """Scales of 64 columns after those of the 64 before, then the whole unit's; each by r, half, byte."""
-    inner = packing.unit_columns // UNIT
-    part = inner * _PARTS.get(packing.kernel, 0)
+    """By r, half, byte; of Q6K all rows' factors, then their d."""
     rows = scales.view(tiles, 2, 8, units, -1).permute(0, 3, 2, 1, 4)  # t u r h byte
-    whole = rows[..., part:].reshape(tiles, units, -1)
-    if not part:
-        return whole
-    parts = rows[..., :part].unflatten(4, (inner, -1)).permute(0, 1, 4, 2, 3, 5)
-    return torch.cat((parts.reshape(tiles, units, -1), whole), -1)
+    if packing.kernel == "Q6K":
+        parts = [part.reshape(tiles, units, -1) for part in rows.split_with_sizes((4, 2), -1)]
+        return torch.cat(parts, -1)
+    return rows.reshape(tiles, units, -1)
 
 
 def _lanes(codes: torch.Tensor, packing: Packing, tiles: int, units: int) -> torch.Tensor:
-    """`[tiles, units, sub-units, 8 r, 4 q, 2 halves, 4 steps, 4]`, a view."""
-    inner = packing.unit_columns // UNIT
+    """`[tiles, units, 8 r, 4 q, 2 halves, 4 steps, 4]`, a view."""
+    split = codes.view(tiles, 2, 8, units, 4, 4, 4)
     if packing.order is Order.OWNED:
-        split = codes.view(tiles, 2, 8, units, inner, 4, 4, 4)  # t h r u s q j c
-        return split.permute(0, 3, 4, 2, 5, 1, 6, 7)
-    split = codes.view(tiles, 2, 8, units, inner, 4, 4, 4)  # t h r u s j q c
-    return split.permute(0, 3, 4, 2, 6, 1, 5, 7)
+        return split.permute(0, 3, 2, 4, 1, 5, 6)  # from t h r u q j c
+    return split.permute(0, 3, 2, 5, 1, 4, 6)  # from t h r u j q c
+
+
+def _pairs(lanes: torch.Tensor) -> torch.Tensor:
+    """The last two axes, steps and columns, as two, two, pairs and members of pairs."""
+    return lanes.unflatten(5, (2, 2)).unflatten(7, (2, 2))  # t u r q h jp s pp e
 
 
 def _low_plane(lanes: torch.Tensor) -> torch.Tensor:
-    """Bits 0..3: within two steps (s, pp, e), byte 2 e + s holds pp = 0 low and pp = 1 high."""
-    split = lanes.unflatten(6, (2, 2)).unflatten(8, (2, 2))  # t u i r q h jp s pp e
-    nibbles = split.permute(0, 1, 2, 3, 4, 5, 6, 9, 7, 8).contiguous() & 15
+    """Bits 0..3: byte 2 e + s of two steps holds pair 2 s low and pair 2 s + 1 high."""
+    nibbles = _pairs(lanes).permute(0, 1, 2, 3, 4, 5, 8, 6, 7).contiguous() & 15
     return nibbles[..., 0] | (nibbles[..., 1] << 4)
 
 
 def _fifth_plane(lanes: torch.Tensor) -> torch.Tensor:
     """Bit 4: byte 2 e + half of a lane's word, its bit 4 jp + 2 s + pp."""
-    split = lanes.unflatten(6, (2, 2)).unflatten(8, (2, 2))
-    lanes_bits = (split.permute(0, 1, 2, 3, 4, 9, 5, 6, 7, 8) >> 4).flatten(7) & 1
+    bits = (_pairs(lanes).permute(0, 1, 2, 3, 8, 4, 5, 6, 7) >> 4).flatten(6) & 1
     weights = 1 << torch.arange(8, device=lanes.device)
-    return (lanes_bits * weights.to(torch.uint8)).sum(-1, dtype=torch.uint8)
+    return (bits * weights.to(torch.uint8)).sum(-1, dtype=torch.uint8)
 
 
 def _sixth_plane(lanes: torch.Tensor) -> torch.Tensor:
     """Bits 4 and 5: a word for each half, its byte 2 e + jp, bits 4 s + 2 pp."""
-    split = lanes.unflatten(6, (2, 2)).unflatten(8, (2, 2))
-    pairs = (split.permute(0, 1, 2, 3, 4, 5, 9, 6, 7, 8) >> 4).flatten(8) & 3
+    bits = (_pairs(lanes).permute(0, 1, 2, 3, 4, 8, 5, 6, 7) >> 4).flatten(7) & 3
     weights = 1 << (2 * torch.arange(4, device=lanes.device))
-    return (pairs * weights.to(torch.uint8)).sum(-1, dtype=torch.uint8)
+    return (bits * weights.to(torch.uint8)).sum(-1, dtype=torch.uint8)
 
 
 def _byte_plane(lanes: torch.Tensor) -> torch.Tensor:
     """Eight bits: bytes 0, 2, 1, 3 of a step; all lanes' row r, then all lanes' row r + 8."""
-    split = lanes.unflatten(7, (2, 2))  # t u i r q h j pp e
-    return split.permute(0, 1, 2, 5, 3, 4, 6, 8, 7).contiguous()
+    return lanes.unflatten(6, (2, 2)).permute(0, 1, 4, 2, 3, 5, 7, 6).contiguous()  # from t u r q h j pp e
 
 
 def _e2m1_plane(lanes: torch.Tensor) -> torch.Tensor:
-    """NVFP4: in each half of a word the magnitudes at bits 6, 3, 0, 9, the signs at bits 15, 12, 13, 14."""
-    split = lanes.unflatten(6, (2, 2)).flatten(7).unflatten(7, (4, 2))  # t u i r q h jp pair e
-    pairs = split.permute(0, 1, 2, 3, 4, 5, 6, 8, 7).to(torch.int32)
-    magnitude = torch.tensor((6, 3, 0, 9), dtype=torch.int32, device=lanes.device)
-    sign = torch.tensor((15, 12, 13, 14), dtype=torch.int32, device=lanes.device)
-    halves = (((pairs & 7) << magnitude) | ((pairs >> 3) << sign)).sum(-1, dtype=torch.int32)
+    """NVFP4: where `NIBBLES` says, in each half of a word the even or the odd columns of two steps."""
+    pairs = lanes.unflatten(5, (2, 2)).flatten(6).unflatten(6, (4, 2))  # t u r q h jp pair e
+    pairs = pairs.to(torch.int32).unbind(6)
+    halves = torch.zeros_like(pairs[0])
+    for codes, (magnitude, sign) in zip(pairs, NIBBLES, strict=True):
+        halves |= ((codes & 7) << magnitude) | ((codes >> 3) << sign)
     return halves.to(torch.int16).view(torch.uint8)
 
 
 def _fp8_plane(lanes: torch.Tensor) -> torch.Tensor:
-    """Bytes 2, 0, 3, 1 of a step; all lanes' row r, then all lanes' row r + 8."""
-    split = lanes.unflatten(7, (2, 2)).flip(7)  # t u i r q h j pp e
-    return split.permute(0, 1, 2, 5, 3, 4, 6, 8, 7).contiguous()
+    """A step's columns in the order of `FP8_BYTES`; all lanes' row r, then all lanes' row r + 8."""
+    split = lanes.permute(0, 1, 4, 2, 3, 5, 6)  # from t u r q h j c
+    return torch.stack([split[..., column] for column in FP8_BYTES], -1)
 
 
 def _word_plane(lanes: torch.Tensor) -> torch.Tensor:
     """16 bits, step after step: columns 0 and 1 of row r and of row r + 8, then columns 2 and 3 of both."""
-    split = lanes.unflatten(7, (2, 2))  # t u i r q h j pp e
-    return split.permute(0, 1, 2, 6, 3, 4, 7, 5, 8).contiguous().view(torch.uint8)
+    split = lanes.unflatten(6, (2, 2))  # t u r q h j pp e
+    return split.permute(0, 1, 5, 2, 3, 6, 4, 7).contiguous().view(torch.uint8)
 
 
 _FOUR, _FIVE, _SIX = (_low_plane,), (_low_plane, _fifth_plane), (_low_plane, _sixth_plane)

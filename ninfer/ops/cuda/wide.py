@@ -21,9 +21,9 @@ from ninfer.ops.cuda.decode import Form
 from ninfer.ops.cuda.packed import TILE, Packed, Segment
 from ninfer.ops.weights import ActivationPolicy
 
-PANEL = 48 << 20
+PANEL = 192 << 20
 """Weights that are decoded at a time."""
-PRODUCT = 32 << 20
+PRODUCT = 96 << 20
 """Float32 sums of one product that are kept, at least 512 rows of the matrix wide."""
 DIRECT = 1024
 """From this many columns on cuBLAS itself rounds to bf16."""
@@ -53,6 +53,7 @@ def linear(
             product, tokens = inputs.times(weights)
             row_map = None if segment.row_map is None else segment.row_map[begin:end]
             finish.finish(product, out, first, residual, row_map, _factors(segment, begin, end), tokens)
+            del product  # the next one can have its place
 
 
 def swiglu(x: torch.Tensor, packed: Packed, policy: ActivationPolicy, out: torch.Tensor) -> None:
@@ -65,6 +66,7 @@ def swiglu(x: torch.Tensor, packed: Packed, policy: ActivationPolicy, out: torch
     for begin, end, weights in _panels(segment, _limit(len(x)), form):
         product, tokens = inputs.times(weights)
         finish.swiglu(product, out[:, begin // 2 : end // 2], True, _factors(segment, begin, end), tokens)
+        del product
 
 
 def takes_codes(segment: Segment, policy: ActivationPolicy, device: torch.device) -> bool:
@@ -95,6 +97,7 @@ def _swiglu_apart(x: torch.Tensor, packed: Packed, out: torch.Tensor) -> None:
                     sums[:, segment.first + begin : segment.first + end] = product
                 else:
                     sums.index_copy_(1, segment.row_map[begin:end].long(), product)
+                del product
         finish.swiglu(sums, out[start : start + step], False)
 
 

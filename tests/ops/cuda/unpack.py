@@ -37,12 +37,12 @@ def _values(segment: Segment, interleaved: bool) -> np.ndarray:
         place = n
     units = -(-columns // wide)
     base = (place // 16 * units + k // wide) * segment.packing.unit_bytes
-    h, r, sub, inside = place % 16 // 8, place % 8, k % wide // 64, k % 64
+    h, r, inside = place % 16 // 8, place % 8, k % 64
     if segment.packing.order == 0:
         q, j, c = inside // 16, inside % 16 // 4, inside % 4
     else:
         j, q, c = inside // 16, inside % 16 // 4, inside % 4
-    lane, inner = 4 * r + q, wide // 64
+    lane = 4 * r + q
 
     def byte(offset):
         return data[base + offset].astype(np.int64)
@@ -54,20 +54,20 @@ def _values(segment: Segment, interleaved: bool) -> np.ndarray:
         return (byte(offset) | byte(offset + 1) << 8).astype(np.uint16).view(np.float16).astype(np.float64)
 
     def low():
-        w = word(512 * sub + 16 * lane + 8 * h + 4 * (j // 2))
+        w = word(16 * lane + 8 * h + 4 * (j // 2))
         return w >> (16 * (c % 2) + 8 * (j % 2) + 4 * (c // 2)) & 15
 
     def fifth():
         pair = 8 * h + 2 * j + c // 2
-        return word(512 * inner + 128 * sub + 4 * lane) >> (16 * (c % 2) + pair) & 1
+        return word(512 + 4 * lane) >> (16 * (c % 2) + pair) & 1
 
     def sixth():
         pair = 2 * j + c // 2
-        return word(512 * inner + 256 * sub + 8 * lane + 4 * h) >> (16 * (c % 2) + 2 * pair) & 3
+        return word(512 + 8 * lane + 4 * h) >> (16 * (c % 2) + 2 * pair) & 3
 
     def eight():
         order = np.array([0, 2, 1, 3])
-        return byte(1024 * sub + 512 * h + 16 * lane + 4 * j + order[c])
+        return byte(512 * h + 16 * lane + 4 * j + order[c])
 
     at = 2 * r + h  # where scales of a row stand
     if kernel == "Bf16":
@@ -82,10 +82,10 @@ def _values(segment: Segment, interleaved: bool) -> np.ndarray:
         scales = 2.0 ** (scale // 8 - 22.0) * (1 + scale % 8 / 8)
         return E2M1[codes] * scales * _factors(segment, place) / 128
     if kernel in ("Fp8Row", "Fp8Tile"):
-        codes = byte(1024 * sub + 512 * h + 16 * lane + 4 * j + np.array([1, 3, 0, 2])[c])
+        codes = byte(512 * h + 16 * lane + 4 * j + np.array([1, 3, 0, 2])[c])
         if kernel == "Fp8Row":
             return _e4m3(codes) * _factors(segment, place)
-        bits = (byte(2048 + 2 * at) | byte(2048 + 2 * at + 1) << 8) << 16
+        bits = (byte(1024 + 2 * at) | byte(1024 + 2 * at + 1) << 8) << 16
         return _e4m3(codes) * bits.astype(np.uint32).view(np.float32)
     if kernel == "Q4G64":
         return (low() - 8) * half_float(512 + 2 * at)
@@ -101,13 +101,12 @@ def _values(segment: Segment, interleaved: bool) -> np.ndarray:
         return low() * half_float(512 + 8 * at + 2 * (j // 2)) + half_float(512 + 8 * at + 4 + 2 * (j // 2))
     if kernel in ("Q4K", "Q5K"):
         codes = low() + (16 * fifth() if kernel == "Q5K" else 0)
-        start = 2048 + (512 if kernel == "Q5K" else 0)
-        part, whole = start + 64 * sub + 4 * at, start + 256 + 4 * at
-        factor, offset = byte(part + j // 2), byte(part + 2 + j // 2)
-        return half_float(whole) * factor * codes - half_float(whole + 2) * offset
+        at = (640 if kernel == "Q5K" else 512) + 8 * at
+        factor, offset = byte(at + j // 2), byte(at + 2 + j // 2)
+        return half_float(at + 4) * factor * codes - half_float(at + 6) * offset
     assert kernel == "Q6K"
-    factor = byte(3072 + 64 * sub + 4 * at + j).astype(np.uint8).view(np.int8)
-    return half_float(3072 + 256 + 2 * at) * factor * (low() + 16 * sixth() - 32)
+    factor = byte(768 + 4 * at + j).astype(np.uint8).view(np.int8)
+    return half_float(832 + 2 * at) * factor * (low() + 16 * sixth() - 32)
 
 
 def _factors(segment: Segment, place: np.ndarray) -> np.ndarray:

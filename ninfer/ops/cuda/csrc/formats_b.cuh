@@ -84,12 +84,11 @@ struct Codes {
     Vec4 low;
     u32 top, bottom;  // of the fifth bits, or of bits 4 and 5
 
-    // `sub` of `inner` 64s of a unit.
-    DEVICE void load(const u8* unit, int lane, int sub, int inner) {
-        low = load_shared16(unit + 512 * sub + 16 * lane);
-        if (BITS == 5) top = *reinterpret_cast<const u32*>(unit + 512 * inner + 128 * sub + 4 * lane);
+    DEVICE void load(const u8* unit, int lane) {
+        low = load_shared16(unit + 16 * lane);
+        if (BITS == 5) top = *reinterpret_cast<const u32*>(unit + 512 + 4 * lane);
         if (BITS == 6) {
-            const uint2 v = *reinterpret_cast<const uint2*>(unit + 512 * inner + 256 * sub + 8 * lane);
+            const uint2 v = *reinterpret_cast<const uint2*>(unit + 512 + 8 * lane);
             top = v.x, bottom = v.y;
         }
     }
@@ -110,8 +109,8 @@ struct Codes {
     }
 
     template <int NT, int R>
-    DEVICE void feed(const u32 (&x)[NT][R], float (&part)[NT][4], bool first, int base, int j) const {
-        group_step<NT>(x, part, first, base + j, pair(0, 2 * j), pair(1, 2 * j), pair(0, 2 * j + 1), pair(1, 2 * j + 1));
+    DEVICE void feed(const u32 (&x)[NT][R], float (&part)[NT][4], bool first, int j) const {
+        group_step<NT>(x, part, first, j, pair(0, 2 * j), pair(1, 2 * j), pair(0, 2 * j + 1), pair(1, 2 * j + 1));
     }
 };
 
@@ -143,11 +142,11 @@ struct Grouped64 {
     template <int NT>
     static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4]) {
         Codes<BITS, (1 << (BITS - 1))> codes;
-        codes.load(unit, lane, 0, 1);
+        codes.load(unit, lane);
         const u32 scales = *reinterpret_cast<const u32*>(unit + BYTES - 32 + (lane & 28));
         float part[NT][4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) codes.feed(x, part, j == 0, 0, j);
+        for (int j = 0; j < 4; ++j) codes.feed(x, part, j == 0, j);
         add_scaled<NT>(acc, part, half_to_float(scales & 0xffff), half_to_float(scales >> 16));
     }
 };
@@ -163,13 +162,13 @@ struct Q4G32 {
     template <int NT>
     static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4]) {
         Codes<4, 8> codes;
-        codes.load(unit, lane, 0, 1);
+        codes.load(unit, lane);
         const uint2 scales = *reinterpret_cast<const uint2*>(unit + 512 + 2 * (lane & 28));
 #pragma unroll
         for (int g = 0; g < 2; ++g) {
             float part[NT][4];
-            codes.feed(x, part, true, 0, 2 * g);
-            codes.feed(x, part, false, 0, 2 * g + 1);
+            codes.feed(x, part, true, 2 * g);
+            codes.feed(x, part, false, 2 * g + 1);
             add_scaled<NT>(acc, part, half_to_float((scales.x >> (16 * g)) & 0xffff), half_to_float((scales.y >> (16 * g)) & 0xffff));
         }
     }
@@ -200,13 +199,13 @@ struct Q41 {
     template <int NT>
     static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4]) {
         Codes<4, 0> codes;
-        codes.load(unit, lane, 0, 1);
+        codes.load(unit, lane);
         const Vec4 scales = load_shared16(unit + 512 + 4 * (lane & 28));
 #pragma unroll
         for (int g = 0; g < 2; ++g) {
             float part[NT][4];
-            codes.feed(x, part, true, 0, 2 * g);
-            codes.feed(x, part, false, 0, 2 * g + 1);
+            codes.feed(x, part, true, 2 * g);
+            codes.feed(x, part, false, 2 * g + 1);
             add_scaled<NT>(acc, part, half_to_float((scales.x >> (16 * g)) & 0xffff), half_to_float((scales.z >> (16 * g)) & 0xffff));
             fresh_step<NT>(x, part, 2 * g, ONES, ONES, ONES, ONES);
             step<NT>(x, part, 2 * g + 1, ONES, ONES, ONES, ONES);
@@ -215,102 +214,78 @@ struct Q41 {
     }
 };
 
-// Behind the codes, for each 64 columns: two scales and two minima (bytes) of row r, of row r + 8; then d and dmin
-// (FP16) of row r, of row r + 8. The sums of 256 columns meet d and dmin.
+// Behind the codes, for row r, then for row r + 8: two scales and two minima, bytes; d and dmin, FP16.
 template <int BITS, int BYTES>
 struct KQuant {
-    static const int UNIT_BYTES = BYTES, UNIT_COLUMNS = 256, ORDER = 1;
+    static const int UNIT_BYTES = BYTES, UNIT_COLUMNS = 64, ORDER = 1;
 
     template <int NT>
-    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][32], float (&acc)[NT][4]) {
-        const u8* scales = unit + BYTES - 320 + 2 * (lane & 28);
-        float sums[NT][4], least[NT][4];
-#pragma unroll
-        for (int nt = 0; nt < NT; ++nt)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sums[nt][i] = 0;
-#pragma unroll
-        for (int s = 0; s < 4; ++s) {
-            Codes<BITS, 0> codes;
-            codes.load(unit, lane, s, 4);
-            const uint2 both = *reinterpret_cast<const uint2*>(scales + 64 * s);
-            float part[NT][4];
-            codes.feed(x, part, true, 4 * s, 0);
-            codes.feed(x, part, false, 4 * s, 1);
-            add_scaled<NT>(sums, part, byte_to_float<0>(both.x), byte_to_float<0>(both.y));
-            codes.feed(x, part, true, 4 * s, 2);
-            codes.feed(x, part, false, 4 * s, 3);
-            add_scaled<NT>(sums, part, byte_to_float<1>(both.x), byte_to_float<1>(both.y));
-            const u32 a = byte_to_bf16x2<2>(both.x), b = byte_to_bf16x2<2>(both.y);
-            group_step<NT>(x, least, s == 0, 4 * s, a, b, a, b);
-            step<NT>(x, least, 4 * s + 1, a, b, a, b);
-            const u32 c = byte_to_bf16x2<3>(both.x), d = byte_to_bf16x2<3>(both.y);
-            step<NT>(x, least, 4 * s + 2, c, d, c, d);
-            step<NT>(x, least, 4 * s + 3, c, d, c, d);
-        }
-        const uint2 whole = *reinterpret_cast<const uint2*>(scales + 256);
-        add_scaled<NT>(acc, sums, half_to_float(whole.x & 0xffff), half_to_float(whole.y & 0xffff));
-        add_scaled<NT>(acc, least, -half_to_float(whole.x >> 16), -half_to_float(whole.y >> 16));
-    }
-};
-
-typedef KQuant<4, 2368> Q4K;
-typedef KQuant<5, 2880> Q5K;
-
-// Behind the codes, for each 64 columns, the four int8 scales of row r, of row r + 8; then d (FP16) of both.
-struct Q6K {
-    static const int UNIT_BYTES = 3360, UNIT_COLUMNS = 256, ORDER = 1;
-
-    template <int NT>
-    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][32], float (&acc)[NT][4]) {
-        const u8* scales = unit + 3072 + 2 * (lane & 28);
-        float sums[NT][4];
-#pragma unroll
-        for (int nt = 0; nt < NT; ++nt)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sums[nt][i] = 0;
-#pragma unroll
-        for (int s = 0; s < 4; ++s) {
-            Codes<6, 32> codes;
-            codes.load(unit, lane, s, 4);
-            uint2 both = *reinterpret_cast<const uint2*>(scales + 64 * s);
-            both.x ^= 0x80808080u, both.y ^= 0x80808080u;
-            float part[NT][4];
-            codes.feed(x, part, true, 4 * s, 0);
-            add_scaled<NT>(sums, part, signed_to_float<0>(both.x), signed_to_float<0>(both.y));
-            codes.feed(x, part, true, 4 * s, 1);
-            add_scaled<NT>(sums, part, signed_to_float<1>(both.x), signed_to_float<1>(both.y));
-            codes.feed(x, part, true, 4 * s, 2);
-            add_scaled<NT>(sums, part, signed_to_float<2>(both.x), signed_to_float<2>(both.y));
-            codes.feed(x, part, true, 4 * s, 3);
-            add_scaled<NT>(sums, part, signed_to_float<3>(both.x), signed_to_float<3>(both.y));
-        }
-        const u32 whole = *reinterpret_cast<const u32*>(unit + 3328 + (lane & 28));
-        add_scaled<NT>(acc, sums, half_to_float(whole & 0xffff), half_to_float(whole >> 16));
-    }
-};
-
-// Codes of 128 columns as in Fp8Row, then the BF16 scale of row r's tile, of row r + 8's.
-struct Fp8Tile {
-    static const int UNIT_BYTES = 2080, UNIT_COLUMNS = 128, ORDER = 0;
-
-    template <int NT>
-    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][16], float (&acc)[NT][4]) {
+    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4]) {
+        Codes<BITS, 0> codes;
+        codes.load(unit, lane);
+        const Vec4 scales = load_shared16(unit + BYTES - 128 + 4 * (lane & 28));
+        const float top = half_to_float(scales.y & 0xffff), bottom = half_to_float(scales.w & 0xffff);
         float part[NT][4];
+        codes.feed(x, part, true, 0);
+        codes.feed(x, part, false, 1);
+        add_scaled<NT>(acc, part, top * byte_to_float<0>(scales.x), bottom * byte_to_float<0>(scales.z));
+        codes.feed(x, part, true, 2);
+        codes.feed(x, part, false, 3);
+        add_scaled<NT>(acc, part, top * byte_to_float<1>(scales.x), bottom * byte_to_float<1>(scales.z));
+        const u32 a = byte_to_bf16x2<2>(scales.x), b = byte_to_bf16x2<2>(scales.z);
+        fresh_step<NT>(x, part, 0, a, b, a, b);
+        step<NT>(x, part, 1, a, b, a, b);
+        const u32 c = byte_to_bf16x2<3>(scales.x), d = byte_to_bf16x2<3>(scales.z);
+        step<NT>(x, part, 2, c, d, c, d);
+        step<NT>(x, part, 3, c, d, c, d);
+        add_scaled<NT>(acc, part, -half_to_float(scales.y >> 16), -half_to_float(scales.w >> 16));
+    }
+};
+
+typedef KQuant<4, 640> Q4K;
+typedef KQuant<5, 768> Q5K;
+
+// Behind the codes the four int8 scales of row r, of row r + 8; behind all rows' scales d (FP16) of both.
+struct Q6K {
+    static const int UNIT_BYTES = 864, UNIT_COLUMNS = 64, ORDER = 1;
+
+    template <int NT>
+    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4]) {
+        Codes<6, 32> codes;
+        codes.load(unit, lane);
+        uint2 both = *reinterpret_cast<const uint2*>(unit + 768 + 2 * (lane & 28));
+        const u32 whole = *reinterpret_cast<const u32*>(unit + 832 + (lane & 28));
+        const float top = half_to_float(whole & 0xffff), bottom = half_to_float(whole >> 16);
+        both.x ^= 0x80808080u, both.y ^= 0x80808080u;
+        float part[NT][4];
+        codes.feed(x, part, true, 0);
+        add_scaled<NT>(acc, part, top * signed_to_float<0>(both.x), bottom * signed_to_float<0>(both.y));
+        codes.feed(x, part, true, 1);
+        add_scaled<NT>(acc, part, top * signed_to_float<1>(both.x), bottom * signed_to_float<1>(both.y));
+        codes.feed(x, part, true, 2);
+        add_scaled<NT>(acc, part, top * signed_to_float<2>(both.x), bottom * signed_to_float<2>(both.y));
+        codes.feed(x, part, true, 3);
+        add_scaled<NT>(acc, part, top * signed_to_float<3>(both.x), bottom * signed_to_float<3>(both.y));
+    }
+};
+
+// Codes as in Fp8Row, then the BF16 scale of row r's tile, of row r + 8's.
+struct Fp8Tile {
+    static const int UNIT_BYTES = 1056, UNIT_COLUMNS = 64, ORDER = 0;
+
+    template <int NT>
+    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4]) {
+        float part[NT][4];
+        const Vec4 top = load_shared16(unit + 16 * lane), bottom = load_shared16(unit + 512 + 16 * lane);
+        const u32 a[4] = {top.x, top.y, top.z, top.w}, b[4] = {bottom.x, bottom.y, bottom.z, bottom.w};
 #pragma unroll
-        for (int s = 0; s < 2; ++s) {
-            const u8* codes = unit + 1024 * s + 16 * lane;
-            const Vec4 top = load_shared16(codes), bottom = load_shared16(codes + 512);
-            const u32 a[4] = {top.x, top.y, top.z, top.w}, b[4] = {bottom.x, bottom.y, bottom.z, bottom.w};
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                u32 a0, a1, a2, a3;
-                Fp8Row::decode(a[j], a0, a2);
-                Fp8Row::decode(b[j], a1, a3);
-                group_step<NT>(x, part, s + j == 0, 4 * s + j, a0, a1, a2, a3);
-            }
+        for (int j = 0; j < 4; ++j) {
+            u32 a0, a1, a2, a3;
+            Fp8Row::decode(a[j], a0, a2);
+            Fp8Row::decode(b[j], a1, a3);
+            group_step<NT>(x, part, j == 0, j, a0, a1, a2, a3);
         }
-        const u32 scales = *reinterpret_cast<const u32*>(unit + 2048 + (lane & 28));
+        const u32 scales = *reinterpret_cast<const u32*>(unit + 1024 + (lane & 28));
         add_scaled<NT>(acc, part, low_bf16(scales), high_bf16(scales));
     }
 };
