@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -27,24 +27,25 @@ from ninfer.ops.cuda.compile import Module
 
 MOST_COLUMNS = 16
 """Columns of a request that this route takes."""
-_PER_SM = 2
-"""Splits of a request, all key heads together, for each multiprocessor."""
 _ASSUMED_SMS = 8
 """Multiprocessors of a device that is none (Triton's interpreter)."""
 _LOG2E = 1.4426950408889634
 _CODES = {KvCode.PLAIN: 0, KvCode.INT8: 1, KvCode.FP8: 2, KvCode.NVFP4: 3}
 _TILES = (1, 2, 3, 4, 6)
 """Tiles of 8 rows that a block may have."""
-_BLOCK_BYTES = 227 << 10
+_SHARED_BYTES = 227 << 10
+_MOST_STAGES = 4
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Keys of a tile, tiles on the way, blocks of a multiprocessor."""
+    """Keys of a tile; tiles that a group of warps holds (0: what fits); groups of a block; blocks of a
+    multiprocessor."""
 
     keys: int
-    stages: int
-    blocks: int = 2
+    stages: int = 0
+    groups: int = 2
+    blocks: int = 1
 
 
 @functools.cache
@@ -55,8 +56,8 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def split_target(device: torch.device, heads: int) -> int:
-    """Most splits of a column's keys for so many key heads."""
-    return max(1, _PER_SM * _multiprocessors(device) // heads)
+    """Most splits of a column's keys for so many key heads: one block for each multiprocessor."""
+    return max(1, _multiprocessors(device) // heads)
 
 
 def launched_splits(target: int, table_pages: int, extent: int | None) -> int:
@@ -138,35 +139,43 @@ def _served(format: KvFormat, width: int, group: int) -> bool:
     return width in (64, 128, 256) and group <= 8 * _TILES[-1]
 
 
-def best_shape(format: KvFormat, tiles: int) -> Shape:
-    """As measured on an H200."""
-    if format is KvFormat.BF16:
-        return Shape(32, 3 if tiles < 4 else 2)
-    if format in (KvFormat.NVFP4, KvFormat.K8V4):
-        return Shape(64, 3 if tiles < 3 else 2)
-    return Shape(64, 3) if tiles < 3 else Shape(32, 4)
-
-
 def shared_bytes(format: KvFormat, width: int, tiles: int, shape: Shape) -> int:
     """Shared memory of a block, as `attend_few.cuh` lays it out."""
     stage = 0
     for side in (format.keys, format.values):
-        scales = max(0, side.code.vector_bytes(width, 2) - side.code.codes(width))
-        if side.code is KvCode.PLAIN:
-            stage += 2 * width
-        else:
-            stage += side.code.codes(width) + (4 if scales == 2 else scales)
+        codes = side.code.codes(width) * (2 if side.code is KvCode.PLAIN else 1)
+        scales = side.code.vector_bytes(width, 2) - codes
+        stage += codes + (4 if scales == 2 else scales)
     steps = width // (32 if format.keys.code is KvCode.INT8 else 16)
-    query_tiles = (tiles + 1) // 2 if format.keys.code is KvCode.PLAIN else tiles
-    queries = query_tiles * steps * 512
-    return shape.stages * shape.keys * stage + queries + tiles * (shape.keys * 16 + 128 + 32) + 256
+    queries = steps * 512 * ((tiles + 1) // 2 if format.keys.code is KvCode.PLAIN else tiles)
+    weights = tiles * shape.keys * (32 if format.values.code is KvCode.PLAIN else 16)
+    of_group = shape.stages * shape.keys * stage + weights + tiles * 128
+    return shape.groups * of_group + queries + tiles * 32 + 256
+
+
+def best_shape(format: KvFormat, width: int, tiles: int, shape: Shape | None = None) -> Shape:
+    """`shape`, or what was best on an H200, with as many stages as fit."""
+    if shape is None:
+        shape = Shape(32 if format is KvFormat.BF16 else 64)
+    if shape.stages:
+        return shape
+    room = _SHARED_BYTES // shape.blocks - 1024 * (shape.blocks > 1)
+    shapes = [replace(shape, stages=n) for n in range(_MOST_STAGES, 1, -1)]
+    return next((s for s in shapes if shared_bytes(format, width, tiles, s) <= room), shapes[-1])
 
 
 @functools.cache
-def _module(format: KvFormat, width: int, tiles: int, shape: Shape) -> Module:
+def _kernels(
+    format: KvFormat, width: int, heads: int, group: int, target: int, tiles: int, shape: Shape | None
+) -> tuple[Module, int]:
+    """The compiled kernels and the shared memory of the first."""
+    shape = best_shape(format, width, tiles, shape)
     keys, values = format.keys, format.values
     defines: Mapping[str, int] = {
         "D": width,
+        "HEADS": heads,
+        "GROUP": group,
+        "TARGET": target,
         "K_CODE": _CODES[keys.code],
         "V_CODE": _CODES[values.code],
         "K_TURNED": int(keys.rotation(width)),
@@ -174,9 +183,10 @@ def _module(format: KvFormat, width: int, tiles: int, shape: Shape) -> Module:
         "NT": tiles,
         "KEYS": shape.keys,
         "STAGES": shape.stages,
+        "GROUPS": shape.groups,
         "BLOCKS": shape.blocks,
     }
-    return Module("attend_few.cuh", defines)
+    return Module("attend_few.cuh", defines), shared_bytes(format, width, tiles, shape)
 
 
 def _launch(
@@ -200,19 +210,19 @@ def _launch(
     block_columns = -(-columns // blocks)
     needed = -(-block_columns * group // 8)
     tiles = next(n for n in _TILES if n >= needed)
-    shape = shape or best_shape(pages.format, tiles)
-    module = _module(pages.format, width, tiles, shape)
-    split = module.function("attend_split", q.device, shared_bytes(pages.format, width, tiles, shape))
+    module, shared = _kernels(pages.format, width, heads, group, target, tiles, shape)
+    split = module.function("attend_split", q.device, shared)
+    merge = module.function("attend_merge", q.device)
     split.launch(
-        (heads * blocks, splits, requests), (128,),
+        (heads * blocks, splits, requests), (128 * (shape.groups if shape else 2),),
         (q, q.stride(0), pages.k, pages.k_scales, pages.v, pages.v_scales, page_table, page_table.stride(0),
-         positions, sums, tops, scale * _LOG2E, target, splits, columns, block_columns, heads, group),
+         positions, sums, tops, scale * _LOG2E, splits, columns, block_columns),
         pdl=True,
     )  # fmt: skip
-    merge = module.function("attend_merge", q.device)
+    turned = pages.format.values.rotation(width)
     merge.launch(
-        (total * q_heads,), (width,),
-        (sums, tops, positions, gate, 0 if gate is None else gate.stride(0), out, target, splits, q_heads),
+        (total * q_heads, 1 if turned else width // 64), (512 if turned else 256,),
+        (sums, tops, positions, gate, 0 if gate is None else gate.stride(0), out, splits),
         pdl=True,
     )  # fmt: skip
 
