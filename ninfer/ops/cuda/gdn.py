@@ -1,20 +1,19 @@
 """The mixer of a Gated DeltaNet on the GPU: which kernels run for how many columns of a request.
 
-Up to 16 columns: one kernel, and one more for histories that are advanced. More columns: operator after
-operator, whole chunks of 64 in chunked form, the rest column by column. Only a request's own number of columns
-decides.
+Up to 16 columns: one kernel, where blocks form clusters. Else operator after operator, whole chunks of 64 in
+chunked form, the rest column by column. Only a request's own number of columns decides.
 """
 
 from __future__ import annotations
 
 import torch
-import triton
 
 from ninfer.errors import OptionError
-from ninfer.ops.cuda.convolve import advance_histories, causal_conv, check_convolution
-from ninfer.ops.cuda.gating import STEPS, check_gating, gating, part_of
+from ninfer.ops.cuda import gdn_native
+from ninfer.ops.cuda.convolve import causal_conv, check_convolution
+from ninfer.ops.cuda.gating import check_gating, gating
 from ninfer.ops.cuda.gdn_chunked import run_chunks
-from ninfer.ops.cuda.gdn_step import TAPS, check_records, mix_kernel, run_columns, tiles, warps
+from ninfer.ops.cuda.gdn_step import check_records, run_columns
 from ninfer.ops.cuda.gdn_norm import gated_rms_norm
 from ninfer.ops.delta import CHUNK, RECORD_COLUMNS, DeltaRecords
 from ninfer.ops.fused import GdnMixer
@@ -65,38 +64,36 @@ def gdn_mix(
     conv_records: torch.Tensor | None = None,
     records: DeltaRecords | None = None,
 ) -> torch.Tensor:
-    requests, count = source_slots.numel(), h.shape[0]
-    columns = count // requests
-    if columns > RECORD_COLUMNS or not 1 <= m.convolution.shape[0] <= TAPS:
-        return _mix_wide(
-            m, qkv, z, h, conv_states, states, source_slots, target_slots, conv_records, records
-        )
+    requests = source_slots.numel()
+    columns = h.shape[0] // requests
     a, b = check_gating(h, m.a, m.b, m.a_log, m.dt_bias)
     check_convolution(qkv, m.convolution, conv_states, source_slots, target_slots, conv_records)
-    _check_mixer(m, qkv, z, states, records)
-    qkv, z, h = (x if x.stride(1) == 1 else x.contiguous() for x in (qkv, z, h))
-    heads, width, width_v = m.value_heads, m.key_dim, m.value_dim
-    out = torch.empty((count, heads * width_v), dtype=h.dtype, device=h.device)
-    kept, room = (None,) * 4, 0
+    _check_mixer(m, qkv, z, states)
     if records is not None:
         check_records(records, states, requests, columns)
-        kept, room = (records.k, records.v, records.g, records.beta), records.g.shape[0] // requests
-        if conv_records is None or conv_records.shape[0] // requests != room:
-            raise OptionError("records of a mixer come both and with the same rows, or not at all")
-    mix_kernel[(heads, requests)](
-        qkv, qkv.stride(0), z, z.stride(0), h, h.stride(0), a, b, m.a_log, m.dt_bias, m.convolution, m.norm,
-        m.head_order, conv_states, states, source_slots, target_slots, out, conv_records, *kept, columns,
-        room, m.eps,
-        HEADS=heads, GROUP=heads // m.key_heads, DK=width, DV=width_v, HIDDEN=h.shape[1],
-        TAPS=m.convolution.shape[0], **tiles(width, width_v), PART=part_of(h.shape[1]), STEPS=STEPS,
-        ORDER=m.head_order is not None, RECORD=records is not None, num_warps=warps(width, width_v),
-    )  # fmt: skip
-    if records is None:
-        advance_histories(qkv, columns, None, conv_states, source_slots, target_slots)
-    return out
+    if (records is None) != (conv_records is None) or (
+        records is not None
+        and conv_records is not None
+        and conv_records.shape[0] // requests != records.g.shape[0] // requests
+    ):
+        raise OptionError("records of a mixer come both and with the same rows, or not at all")
+    rest = conv_states, states, source_slots, target_slots, conv_records, records
+    if columns <= RECORD_COLUMNS and _has_fused(m, h):
+        return gdn_native.mix(m, a, b, qkv, z, h, *rest)
+    return _mix_parts(m, qkv, z, h, *rest)
 
 
-def _mix_wide(
+def _has_fused(m: GdnMixer, h: torch.Tensor) -> bool:
+    return (
+        gdn_native.runs(h.device, m.value_heads, m.key_heads, m.key_dim, m.value_dim)
+        and 1 <= m.convolution.shape[0] <= 4
+        and h.shape[1] % 4 == 0
+        and h.shape[1] <= 1 << 14
+        and m.norm.dtype == torch.bfloat16
+    )
+
+
+def _mix_parts(
     m: GdnMixer,
     qkv: torch.Tensor,
     z: torch.Tensor,
@@ -128,9 +125,7 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
-def _check_mixer(
-    m: GdnMixer, qkv: torch.Tensor, z: torch.Tensor, states: torch.Tensor, records: DeltaRecords | None
-) -> None:
+def _check_mixer(m: GdnMixer, qkv: torch.Tensor, z: torch.Tensor, states: torch.Tensor) -> None:
     heads, width = m.value_heads, m.value_heads * m.value_dim
     if qkv.shape[1] != 2 * m.key_heads * m.key_dim + width or z.shape != (qkv.shape[0], width):
         raise OptionError(f"projections {tuple(qkv.shape)} and {tuple(z.shape)} do not fit the mixer")

@@ -1,16 +1,16 @@
 """The gated delta rule column by column on the GPU: decoding, verification with records, their fold, and what
-a chunked call leaves over; for few columns the whole mixer in one kernel.
+a chunked call leaves over. Devices with clusters have their own kernels (`gdn_native`); this one runs
+everywhere.
 
-Roofline at 27B (48 value heads, 128 x 128): 3.1 MB of states read and written once a call, 1 MB of control
-projections: 1.7 us a request and layer at 4.2 TB/s.
+Roofline at 27B (48 value heads, 128 x 128): 3.1 MB of states read and written once a call: 1.5 us a request
+and layer at 4.2 TB/s.
 
 A program holds the state of one value head in registers over all columns of its request. A state's element
 (row, k) is tiled as [k // 32, row, k % 32], so that eight threads share a row and a sum over k takes three
 exchanges. With dk = S k and dq = S q of the old state both sums of a column run at once: the error is
 `u = beta (v - alpha dk)`, the output `alpha dq + u (q.k)`.
 
-One function advances states in every kernel and multiply-adds are explicit, so that a fold has the bits of the
-call whose columns it repeats.
+There is one kernel whatever a call wants, so that a fold has the bits of the call whose columns it repeats.
 """
 
 # pyright: reportUnreachable=false
@@ -24,14 +24,14 @@ import triton
 import triton.language as tl
 
 from ninfer.errors import OptionError
+from ninfer.ops.cuda import gdn_native
 from ninfer.ops.cuda.bf16 import to_bf16, to_f32
-from ninfer.ops.cuda.convolve import check_fold, silu
-from ninfer.ops.cuda.gating import STEPS, control_products, controls
+from ninfer.ops.cuda.convolve import check_fold
 from ninfer.ops.cuda.specimens import Specimen
 from ninfer.ops.delta import RECORD_COLUMNS, DeltaRecords
 
-TAPS = 4
-"""The most taps of a convolution that the fused kernel holds."""
+_RUN_TIME = ["q_stride", "k_stride", "v_stride", "columns", "first", "record_rows", "shows", "records", "counted"]
+"""Arguments of which no special value makes another kernel."""
 
 
 @triton.jit
@@ -70,181 +70,54 @@ def state_tile(states, slot, head, HEADS: tl.constexpr, DK: tl.constexpr, DV: tl
     return states + (slot.to(tl.int64) * HEADS + head) * (DV * DK) + row * DK + i
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_RUN_TIME)
 def recurrence_kernel(
     q, k, v, q_stride, k_stride, v_stride, g, beta, states, sources, targets, counts, out,
-    k_records, v_records, g_records, beta_records, columns, first, record_rows,
+    k_records, v_records, g_records, beta_records, columns, first, record_rows, shows, records, counted,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, JN: tl.constexpr,
-    ROWS: tl.constexpr, OUT: tl.constexpr, RECORD: tl.constexpr, COUNTS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """A program is ROWS rows of one value head of one request; grid (heads, requests, blocks of rows).
+    """A program is one value head of one request; grid (heads, requests).
 
-    Columns `first` and up of `columns` a request; with COUNTS at most that many from the first. OUT: outputs
-    are wanted. RECORD: columns are recorded and no state is written."""
+    Columns `first` and up of `columns` a request; if `counted` at most that many from the first. `shows`:
+    outputs are wanted. `records`: columns are recorded and no state is written. What a call wants is known
+    at run time only, so that all calls have the same code."""
     head, request = tl.program_id(0), tl.program_id(1)
     key_head = head // GROUP
     i = tl.arange(0, JN)[:, None, None] * 32 + tl.arange(0, 32)[None, None, :]
-    row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)[None, :, None]
+    row = tl.arange(0, ROWS)[None, :, None]
+    one = tl.zeros((1, 1, 1), tl.int32)
     end = columns
-    if COUNTS:
+    if counted != 0:
         end = tl.minimum(tl.load(counts + request), columns)
     if end > first:
         source = tl.load(sources + request)
         inside = (i < DK) & (row < DV)
-        state = tl.load(
-            state_tile(states, source, head, HEADS, DK, DV, row, i), inside & (i < tl.where(source >= 0, DK, 0)), other=0.0
-        )
+        known = inside & (i < tl.where(source >= 0, DK, 0))
+        state = tl.load(state_tile(states, source, head, HEADS, DK, DV, row, i), known, other=0.0)
         for column in range(first, end):
             t = (request * columns + column).to(tl.int64)
             raw_key = tl.load(k + t * k_stride + key_head * DK + i, i < DK, other=0.0)
+            raw_query = tl.load(q + t * q_stride + key_head * DK + i, i < DK * shows, other=0.0)
             value = tl.load(v + t * v_stride + head * DV + row, row < DV, other=0.0)
-            decay = tl.load(g + t * HEADS + head + tl.zeros((1, 1, 1), tl.int32))
-            strength = tl.load(beta + t * HEADS + head + tl.zeros((1, 1, 1), tl.int32))
-            key = unit(to_f32(raw_key), 1.0)
+            decay = tl.load(g + t * HEADS + head + one)
+            strength = tl.load(beta + t * HEADS + head + one)
+            key, query = unit(to_f32(raw_key), 1.0), unit(to_f32(raw_query), 1.0 / tl.sqrt(DK + 0.0))
             u, alpha, new = advance(state, key, to_f32(value), decay, strength)
-            if OUT:
-                query = to_f32(tl.load(q + t * q_stride + key_head * DK + i, i < DK, other=0.0))
-                shown = output(state, key, unit(query, 1.0 / tl.sqrt(DK + 0.0)), u, alpha)
-                tl.store(out + (t * HEADS + head) * DV + row, to_bf16(shown), row < DV)
+            shown = output(state, key, query, u, alpha)
+            tl.store(out + (t * HEADS + head) * DV + row, to_bf16(shown), row < DV * shows)
             state = new
-            if RECORD:
+            if records != 0:
                 at = (request * record_rows + column).to(tl.int64)
                 tl.store(v_records + (at * HEADS + head) * DV + row, value, row < DV)
-                if tl.program_id(2) == 0:
-                    tl.store(g_records + at * HEADS + head + tl.zeros((1, 1, 1), tl.int32), decay)
-                    tl.store(beta_records + at * HEADS + head + tl.zeros((1, 1, 1), tl.int32), strength)
-                    if head % GROUP == 0:
-                        place = k_records + (at * (HEADS // GROUP) + key_head) * DK + i
-                        tl.store(place, raw_key, i < DK)
-        if not RECORD:
+                tl.store(g_records + at * HEADS + head + one, decay)
+                tl.store(beta_records + at * HEADS + head + one, strength)
+                if head % GROUP == 0:
+                    place = k_records + (at * (HEADS // GROUP) + key_head) * DK + i
+                    tl.store(place, raw_key, i < DK)
+        if records == 0:
             target = tl.load(targets + request)
             tl.store(state_tile(states, target, head, HEADS, DK, DV, row, i), state, inside)
-
-
-@triton.jit
-def convolved(w0, w1, w2, w3, x0, x1, x2, x3):
-    """Weights float32, columns from the oldest on; the result is rounded to bf16."""
-    total = w0 * to_f32(x0)
-    total = tl.fma(w1, to_f32(x1), total)
-    total = tl.fma(w2, to_f32(x2), total)
-    total = tl.fma(w3, to_f32(x3), total)
-    return to_bf16(silu(total))
-
-
-@triton.jit
-def tap(weight, channel, valid, channels, TAPS: tl.constexpr, J: tl.constexpr):
-    """Weight J of 4 of the channels; a shorter filter has none of the first ones."""
-    if J >= 4 - TAPS:
-        return to_f32(tl.load(weight + (J - 4 + TAPS) * channels + channel, valid, other=0.0))
-    else:
-        return tl.zeros(channel.shape, tl.float32)
-
-
-@triton.jit
-def past(states, source, channel, valid, channels, TAPS: tl.constexpr, J: tl.constexpr):
-    """Column J of the 3 before a call."""
-    if J >= 4 - TAPS:
-        place = (source.to(tl.int64) * (TAPS - 1) + (J - 4 + TAPS)) * channels + channel
-        return tl.load(states + place, valid & (channel < tl.where(source >= 0, channels, 0)), other=0.0)
-    else:
-        return tl.zeros(channel.shape, states.dtype.element_ty)
-
-
-@triton.jit
-def mix_kernel(
-    qkv, qkv_stride, z, z_stride, h, h_stride, a, b, a_log, dt_bias, weight, norm, order,
-    conv_states, states, sources, targets, out,
-    conv_records, k_records, v_records, g_records, beta_records, columns, record_rows, eps,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, HIDDEN: tl.constexpr,
-    TAPS: tl.constexpr, JN: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr, STEPS: tl.constexpr,
-    ORDER: tl.constexpr, RECORD: tl.constexpr,
-):  # fmt: skip
-    """A program is one value head of one request; grid (heads, requests). Histories are not advanced: other
-    programs may still read them."""
-    KEYS: tl.constexpr = HEADS // GROUP * DK
-    CHANNELS: tl.constexpr = 2 * KEYS + HEADS * DV
-    place, request = tl.program_id(0), tl.program_id(1)
-    head = place
-    if ORDER:
-        head = tl.load(order + place)
-    source = tl.load(sources + request)
-    key_head = head // GROUP
-    i = tl.arange(0, JN)[:, None, None] * 32 + tl.arange(0, 32)[None, None, :]
-    row = tl.arange(0, ROWS)[None, :, None]
-    in_key = i < DK
-    in_row = row < DV
-    inside = in_key & in_row
-    state = tl.load(
-        state_tile(states, source, head, HEADS, DK, DV, row, i), inside & (i < tl.where(source >= 0, DK, 0)), other=0.0
-    )
-    q_at, k_at, v_at = key_head * DK + i, KEYS + key_head * DK + i, 2 * KEYS + head * DV + row
-    q0 = past(conv_states, source, q_at, in_key, CHANNELS, TAPS, 0)
-    q1 = past(conv_states, source, q_at, in_key, CHANNELS, TAPS, 1)
-    q2 = past(conv_states, source, q_at, in_key, CHANNELS, TAPS, 2)
-    k0 = past(conv_states, source, k_at, in_key, CHANNELS, TAPS, 0)
-    k1 = past(conv_states, source, k_at, in_key, CHANNELS, TAPS, 1)
-    k2 = past(conv_states, source, k_at, in_key, CHANNELS, TAPS, 2)
-    v0 = past(conv_states, source, v_at, in_row, CHANNELS, TAPS, 0)
-    v1 = past(conv_states, source, v_at, in_row, CHANNELS, TAPS, 1)
-    v2 = past(conv_states, source, v_at, in_row, CHANNELS, TAPS, 2)
-    qw0 = tap(weight, q_at, in_key, CHANNELS, TAPS, 0)
-    qw1 = tap(weight, q_at, in_key, CHANNELS, TAPS, 1)
-    qw2 = tap(weight, q_at, in_key, CHANNELS, TAPS, 2)
-    qw3 = tap(weight, q_at, in_key, CHANNELS, TAPS, 3)
-    kw0 = tap(weight, k_at, in_key, CHANNELS, TAPS, 0)
-    kw1 = tap(weight, k_at, in_key, CHANNELS, TAPS, 1)
-    kw2 = tap(weight, k_at, in_key, CHANNELS, TAPS, 2)
-    kw3 = tap(weight, k_at, in_key, CHANNELS, TAPS, 3)
-    vw0 = tap(weight, v_at, in_row, CHANNELS, TAPS, 0)
-    vw1 = tap(weight, v_at, in_row, CHANNELS, TAPS, 1)
-    vw2 = tap(weight, v_at, in_row, CHANNELS, TAPS, 2)
-    vw3 = tap(weight, v_at, in_row, CHANNELS, TAPS, 3)
-    gain = to_f32(tl.load(norm + row, in_row, other=0.0))
-    log, bias = tl.load(a_log + head), tl.load(dt_bias + head)
-    step = tl.arange(0, STEPS)
-    for begin in range(0, columns, STEPS):
-        column = request * columns + begin
-        count = tl.minimum(columns - begin, STEPS)
-        product_a, product_b = control_products(h, h_stride, a, b, head, column, count, HIDDEN, PART, STEPS)
-        decays, strengths = controls(product_a, product_b, log, bias)
-        if RECORD:
-            spot = (request * record_rows + begin + step) * HEADS + head
-            tl.store(g_records + spot, decays, step < count)
-            tl.store(beta_records + spot, strengths, step < count)
-        for s in range(count):
-            t = (column + s).to(tl.int64)
-            fresh = qkv + t * qkv_stride
-            q3 = tl.load(fresh + q_at, in_key, other=0.0)
-            k3 = tl.load(fresh + k_at, in_key, other=0.0)
-            v3 = tl.load(fresh + v_at, in_row, other=0.0)
-            gate = to_f32(tl.load(z + t * z_stride + head * DV + row, in_row, other=0.0))
-            raw_query = convolved(qw0, qw1, qw2, qw3, q0, q1, q2, q3)
-            raw_key = convolved(kw0, kw1, kw2, kw3, k0, k1, k2, k3)
-            value = convolved(vw0, vw1, vw2, vw3, v0, v1, v2, v3)
-            if RECORD:
-                at = (request * record_rows + begin + s).to(tl.int64)
-                tl.store(conv_records + at * CHANNELS + v_at, v3, in_row)
-                tl.store(v_records + (at * HEADS + head) * DV + row, value, in_row)
-                if head % GROUP == 0:
-                    tl.store(conv_records + at * CHANNELS + q_at, q3, in_key)
-                    tl.store(conv_records + at * CHANNELS + k_at, k3, in_key)
-                    tl.store(k_records + (at * (HEADS // GROUP) + key_head) * DK + i, raw_key, in_key)
-            key = unit(to_f32(raw_key), 1.0)
-            query = unit(to_f32(raw_query), 1.0 / tl.sqrt(DK + 0.0))
-            decay = tl.sum(tl.where(step == s, decays, 0.0), 0)
-            strength = tl.sum(tl.where(step == s, strengths, 0.0), 0)
-            u, alpha, new = advance(state, key, to_f32(value), decay, strength)
-            shown = to_f32(to_bf16(output(state, key, query, u, alpha)))
-            state = new
-            square = tl.sum(tl.where(in_row, shown * shown, 0.0), 1, keep_dims=True)
-            y = shown * (1.0 / tl.sqrt(square / DV + eps)) * gain * silu(gate)
-            tl.store(out + (t * HEADS + place) * DV + row, to_bf16(y), in_row)
-            q0, q1, q2 = q1, q2, q3
-            k0, k1, k2 = k1, k2, k3
-            v0, v1, v2 = v1, v2, v3
-    if not RECORD:
-        target = tl.load(targets + request)
-        tl.store(state_tile(states, target, head, HEADS, DK, DV, row, i), state, inside)
 
 
 def run_columns(
@@ -264,24 +137,22 @@ def run_columns(
     """Columns `first` and up of every request (with `counts` that many from the first), from the source slots
     to the target slots or into records; heads of a row of q, k, v stand side by side."""
     requests, (heads, width_v, width) = source_slots.numel(), states.shape[1:]
-    kept = (None,) * 4 if records is None else (records.k, records.v, records.g, records.beta)
-    recurrence_kernel[(heads, requests, 1)](
-        q, k, v, 0 if q is None else q.stride(0), k.stride(0), v.stride(0), g, beta, states, source_slots,
-        target_slots, counts, out, *kept, v.shape[0] // requests, first,
-        0 if records is None else records.g.shape[0] // requests,
-        HEADS=heads, GROUP=heads // k.shape[1], DK=width, DV=width_v, **tiles(width, width_v),
-        OUT=out is not None, RECORD=records is not None, COUNTS=counts is not None,
-        num_warps=warps(width, width_v),
+    if gdn_native.runs(states.device, heads, k.shape[1], width, width_v):
+        gdn_native.run_columns(
+            q, k, v, g, beta, states, source_slots, target_slots, out, first, records, counts
+        )
+        return
+    # What is not wanted is given as something of its type, and neither read nor written.
+    shows, query, shown = int(out is not None), k if q is None else q, v if out is None else out
+    kept = (k, v, g, beta) if records is None else (records.k, records.v, records.g, records.beta)
+    recurrence_kernel[(heads, requests)](
+        query, k, v, query.stride(0), k.stride(0), v.stride(0), g, beta, states, source_slots, target_slots,
+        source_slots if counts is None else counts, shown, *kept, v.shape[0] // requests, first,
+        kept[2].shape[0] // requests, shows, int(records is not None), int(counts is not None),
+        HEADS=heads, GROUP=heads // k.shape[1], DK=width, DV=width_v,
+        JN=triton.next_power_of_2(triton.cdiv(width, 32)), ROWS=triton.next_power_of_2(width_v),
+        num_warps=8 if width * width_v > 64 * 64 else 4,
     )  # fmt: skip
-
-
-def tiles(width: int, width_v: int) -> dict[str, int]:
-    return {"JN": triton.next_power_of_2(triton.cdiv(width, 32)), "ROWS": triton.next_power_of_2(width_v)}
-
-
-def warps(width: int, width_v: int) -> int:
-    """Warps that hold a state, 64 registers of a thread at most."""
-    return 8 if width * width_v > 64 * 64 else 4
 
 
 def fold_delta_net(
@@ -326,17 +197,13 @@ def check_records(records: DeltaRecords, states: torch.Tensor, requests: int, co
 
 
 def specimens() -> Iterator[Specimen]:
-    halves = ("q", "k", "v", "out", "k_records", "v_records", "qkv", "z", "h", "a", "b", "weight", "norm")
-    types = dict.fromkeys((*halves, "conv_states", "conv_records"), "*bf16")
-    types |= dict.fromkeys(("g", "beta", "states", "g_records", "beta_records", "a_log", "dt_bias"), "*fp32")
-    types |= dict.fromkeys(("sources", "targets", "counts", "order"), "*i32") | {"eps": "fp32"}
-    shape = {"HEADS": 48, "GROUP": 3, "DK": 128, "DV": 128, "JN": 4, "ROWS": 128}
-    for kernel, constants in (
-        (recurrence_kernel, {"OUT": True, "RECORD": True, "COUNTS": False}),
-        (recurrence_kernel, {"OUT": False, "RECORD": False, "COUNTS": True}),
-        (mix_kernel, {"HIDDEN": 5120, "TAPS": 4, "PART": 1024, "STEPS": STEPS.value, "ORDER": True, "RECORD": True}),
-        (mix_kernel, {"HIDDEN": 5120, "TAPS": 4, "PART": 1024, "STEPS": STEPS.value, "ORDER": True, "RECORD": False}),
-    ):
-        names = [name for name in kernel.arg_names if not name.isupper()]
-        signature = {name: types.get(name, "i32") for name in names}
-        yield Specimen(kernel, signature, shape | constants, {"num_warps": 8})
+    types = dict.fromkeys(("q", "k", "v", "out", "k_records", "v_records"), "*bf16")
+    types |= dict.fromkeys(("g", "beta", "states", "g_records", "beta_records"), "*fp32")
+    types |= dict.fromkeys(("sources", "targets", "counts"), "*i32")
+    names = [name for name in recurrence_kernel.arg_names if not name.isupper()]
+    yield Specimen(
+        recurrence_kernel,
+        {name: types.get(name, "i32") for name in names},
+        {"HEADS": 48, "GROUP": 3, "DK": 128, "DV": 128, "JN": 4, "ROWS": 128},
+        {"num_warps": 8},
+    )
