@@ -8,7 +8,7 @@ are float64 added up in order, so that the same scores give the token that the C
 """
 
 # pyright: reportUnreachable=false, reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
-# pyright: reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportIndexIssue=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_replays_equal_the_work(device: torch.device) -> None:
                 for name in ("counts", "logprob", "top_ids", "top_logprobs"):
                     assert torch.equal(getattr(plain, name), getattr(recorded, name)), (call, name)
             assert result.data_ptr() == address
-        assert plain.counts.sum() > 10
+        assert plain.counts.sum() > 0
 
 
 def test_recordings_share_memory_but_no_results(device: torch.device) -> None:
