@@ -133,11 +133,12 @@ def _tile(
     """Keys or values `[64, D]` from row `row` of a plane on; with `MASKED` those from `limit` on are zeros."""
     if BULK and not MASKED:
         return plane.load([row, key_head * WIDTH])
-    at = (row + n).to(tl.int64)[:, None] * (HEADS * WIDTH) + key_head * WIDTH + d[None, :]
-    inside = (d < WIDTH)[None, :]
-    if MASKED:
-        inside = inside & (first + n < limit)[:, None]
-    return tl.load(plane + at, mask=inside, other=0.0)
+    else:  # noqa: RET505 (Triton 3.6 compiles what follows a return)
+        at = (row + n).to(tl.int64)[:, None] * (HEADS * WIDTH) + key_head * WIDTH + d[None, :]
+        inside = (d < WIDTH)[None, :]
+        if MASKED:
+            inside = inside & (first + n < limit)[:, None]
+        return tl.load(plane + at, mask=inside, other=0.0)
 
 
 @triton.jit
