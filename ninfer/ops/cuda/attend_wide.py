@@ -1,10 +1,14 @@
 """Attention of many columns a request (prefill): flash attention over pages of 64 keys.
 
-bf16 pages are read where they are. Quantized ones are decoded once a call, in segments of `SEGMENT` keys, to
-bf16 scratch (a rotated vector is turned back), and the state of the softmax is carried from one segment to
-the next in float32. A program has `BLOCK_M` rows of one key head: neighbouring columns times the query heads
-of the key head, so that a key is read once for all of them. Tiles of keys stand at multiples of 64, so a row's
-result depends on its own keys only.
+A program has some rows of one key head: neighbouring columns times the query heads of the key head, so that a
+key is read once for all of them. Tiles of keys stand at multiples of 64, so a row's result depends on its own
+keys only.
+
+- Everywhere: a kernel in Triton. bf16 pages are read where they are, quantized ones decoded once a call in
+  segments of `SEGMENT` keys, to bf16 scratch (a rotated vector is turned back), and the state of the softmax
+  is carried from one segment to the next in float32.
+- Hopper, heads of 256: the kernel of `csrc/attend_wide.cuh`, with pages of all formats decoded to scratch.
+- Where programs are few, keys are split among more of them, and the states merged in ascending order.
 
 Roofline: `4 D Hq` operations a visible key and column on the matrix units. A chunk of 4,096 columns at 85,000
 keys (24 heads of 256) is 8.5 TFLOP.
@@ -21,29 +25,39 @@ from dataclasses import dataclass
 
 import torch
 import triton
-import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ninfer.errors import OptionError
 from ninfer.formats import KvCode, KvFormat
 from ninfer.formats.kv_codec import rotation_factor
 from ninfer.ops.attention import PAGE, KvPages
-from ninfer.ops.cuda.bf16 import INTERPRETED, to_bf16, to_f32
-from ninfer.ops.cuda.kv_codes import CODES, e2m1_value, e4m3_value, hadamard
+from ninfer.ops.cuda.compile import Module
+from ninfer.ops.cuda.kv_codes import CODES
 from ninfer.ops.cuda.specimens import Specimen
+from ninfer.ops.cuda.wide_kernels import decode_kernel, merge_kernel, wide_kernel
 
 SEGMENT = 32768
 """Most keys that are decoded at a time."""
+ENOUGH = 512
+"""Programs that fill a device without splits."""
+LEAST_SPLIT = 1024
+IMAGES_PAY = 512
+HOPPER_SHARED = 64 * 1024 + 4 * 32 * 1024 + 64
 _DECODED = 2048
 """Numbers that a program decodes."""
 
 
 def wide_attention_bytes(columns: int, context: int, heads: int, kv_heads: int, width: int) -> int:
-    """Most bytes of scratch that a call of so many columns at so many visible keys allocates, its result
-    apart: decoded keys and values, and the state of the softmax where there are several segments."""
-    keys = min(-(-context // PAGE) * PAGE, SEGMENT)
-    decoded = 2 * 2 * keys * kv_heads * width
-    return decoded + (4 * columns * heads * (width + 2) if context > SEGMENT else 0) + 4 * columns
+    """Most bytes of scratch that a call of one request with so many columns and visible keys allocates, its
+    result apart: decoded keys and values, and states of the softmax where there are segments or splits."""
+    bound = -(-context // PAGE) * PAGE
+    decoded = 2 * 2 * min(bound, SEGMENT) * kv_heads * width
+    states = int(bound > SEGMENT)
+    for rows in (64, 128):  # of any device
+        split = split_of(columns, heads // kv_heads, kv_heads, rows)
+        if split and bound > split:
+            states = max(states, -(-bound // split))
+    return decoded + 4 * states * columns * heads * (width + 2) + 64
 
 
 @dataclass(frozen=True)
@@ -55,163 +69,32 @@ class Tiling:
     warps: int
     stages: int
     bulk: bool
+    hopper: bool = False
+    """The kernel of `csrc/attend_wide.cuh`, which reads images of decoded pages."""
 
 
 @functools.cache
-def tiling(capability: tuple[int, int] | None, width: int) -> Tiling:
-    """The rule for all devices; None is the interpreter."""
+def tiling(capability: tuple[int, int] | None, width: int, format: KvFormat, columns: int) -> Tiling:
+    """The rule for all devices; None is the interpreter. `columns` are those of a request."""
     if capability is None:
         return Tiling(32, 4, 1, False)
     if capability[0] == 9:
-        return Tiling(128, 8, 2, width & (width - 1) == 0 and width >= 64)
+        # Copying bf16 pages into images pays where there are many columns.
+        hopper = width == 256 and (format is not KvFormat.BF16 or columns >= IMAGES_PAY)
+        return Tiling(128, 8, 2, width & (width - 1) == 0 and width >= 64, hopper)
     return Tiling(64, 4, 1 if width > 128 else 2, False)
 
 
-@triton.jit
-def _decode_kernel(
-    codes, scales, out, table, last, first_page, PAGE_VECTORS: tl.constexpr, CODE: tl.constexpr,
-    ROTATED: tl.constexpr, FACTOR: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    ROWS: tl.constexpr, EACH: tl.constexpr, SCALES: tl.constexpr,
-):  # fmt: skip
-    """`ROWS` vectors of a page (of `PAGE_VECTORS`) to bf16; rows beyond the last position become zeros.
+@functools.cache
+def split_of(columns: int, group: int, kv_heads: int, rows: int) -> int:
+    """Keys of a program where there are few of them, 0 where one program takes all keys of its rows.
 
-    `EACH` and `SCALES` are the entries of a vector in its planes, `last` the request's last position.
+    A rule of the columns of a request only: the deeper the context, the more splits there are.
     """
-    index = tl.program_id(1)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    token = (first_page + index) * 64 + row // (PAGE_VECTORS // 64)
-    end = tl.load(last)
-    if (first_page + index) * 64 <= end:
-        page = tl.load(table + first_page + index).to(tl.int64)
-        wanted = (row < PAGE_VECTORS) & (token <= end)
-        vector = page * PAGE_VECTORS + row
-        d = tl.arange(0, BLOCK)
-        if CODE == 3:
-            byte = tl.arange(0, BLOCK // 2)
-            inside = wanted[:, None] & (byte < WIDTH // 2)[None, :]
-            word = tl.load(codes + vector[:, None] * EACH + byte[None, :], mask=inside, other=0).to(tl.int32)
-            at = scales + vector[:, None] * SCALES + (byte // 8)[None, :]
-            scale = e4m3_value(tl.load(at, mask=inside, other=0).to(tl.int32))
-            low, high = e2m1_value(word & 15) * scale, e2m1_value(word >> 4) * scale
-            x = tl.reshape(tl.join(low, high), [ROWS, BLOCK])
-        else:
-            inside = wanted[:, None] & (d < WIDTH)[None, :]
-            word = tl.load(codes + vector[:, None] * EACH + d[None, :], mask=inside, other=0).to(tl.int32)
-            if CODE == 1:
-                at = scales + vector[:, None] * SCALES + (d // 64)[None, :]
-                x = word.to(tl.float32) * tl.load(at, mask=inside, other=0.0).to(tl.float32)
-            else:
-                scale = tl.load(scales + vector, mask=wanted, other=0.0).to(tl.float32)
-                x = e4m3_value(word) * scale[:, None]
-        if ROTATED:
-            x = hadamard(x, ROWS, BLOCK, FACTOR)
-        target = (index.to(tl.int64) * PAGE_VECTORS + row)[:, None] * WIDTH + d[None, :]
-        tl.store(out + target, to_bf16(x), mask=(row < PAGE_VECTORS)[:, None] & (d < WIDTH)[None, :])
-
-
-@triton.jit
-def _product(a, b):
-    """`a b` of bf16 tiles in float32."""
-    if INTERPRETED:
-        return tl.dot(to_f32(a), to_f32(b), input_precision="ieee")
-    return tl.dot(a, b)
-
-
-@triton.jit
-def _tile(
-    plane, row, first, key_head, n, d, limit, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-    BULK: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Keys or values `[64, D]` from row `row` of a plane on; with `MASKED` those from `limit` on are zeros."""
-    if BULK and not MASKED:
-        return plane.load([row, key_head * WIDTH])
-    at = (row + n).to(tl.int64)[:, None] * (HEADS * WIDTH) + key_head * WIDTH + d[None, :]
-    inside = (d < WIDTH)[None, :]
-    if MASKED:
-        inside = inside & (first + n < limit)[:, None]
-    return tl.load(plane + at, mask=inside, other=0.0)
-
-
-@triton.jit
-def _attend(
-    acc, top, mass, q, k, v, table, begin, end, base, positions, limit, key_head, scale, n, d,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, PAGED: tl.constexpr, BULK: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Fold the keys `begin .. end` (multiples of 64) into the state of a program's rows."""
-    for first in range(begin, end, 64):
-        if PAGED:
-            row = tl.load(table + first // 64) * 64
-        else:
-            row = first - base
-        keys = _tile(k, row, first, key_head, n, d, limit, HEADS, WIDTH, BULK, MASKED)
-        scores = _product(q, tl.trans(keys))
-        if MASKED:
-            scores = tl.where((first + n)[None, :] <= positions[:, None], scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
-        weights = tl.exp2(scores * scale - new_top[:, None])
-        shrink = tl.exp2(top - new_top)
-        mass = mass * shrink + tl.sum(weights, axis=1)
-        acc = acc * shrink[:, None]
-        values = _tile(v, row, first, key_head, n, d, limit, HEADS, WIDTH, BULK, MASKED)
-        acc += _product(to_bf16(weights), values)
-        top = new_top
-    return acc, top, mass
-
-
-@triton.jit
-def _wide_kernel(
-    q, k, v, k_bulk, v_bulk, table, cache_positions, out, state, tops, masses,
-    columns, table_stride, base, end, scale,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, PAGED: tl.constexpr, BULK: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
-):  # fmt: skip
-    """Rows are columns times `GROUP` query heads; keys `base .. end` of each request.
-
-    `scale` carries log2(e). Not `FIRST`: the state of the softmax is read; not `LAST`: it is written.
-    """
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest first
-    key_head, request = tl.program_id(1), tl.program_id(2)
-    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = row // GROUP
-    inside = column < columns
-    positions = tl.load(cache_positions + request * columns + column, mask=inside, other=-1)
-    latest = tl.max(positions, axis=0)
-    d = tl.arange(0, BLOCK_D)
-    n = tl.arange(0, 64)
-    head = (request * columns + column).to(tl.int64) * (HEADS * GROUP) + key_head * GROUP + row % GROUP
-    at = head[:, None] * WIDTH + d[None, :]
-    mask = inside[:, None] & (d < WIDTH)[None, :]
-    if FIRST:
-        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        top = tl.full([BLOCK_M], -1e30, tl.float32)
-        mass = tl.zeros([BLOCK_M], tl.float32)
-    else:
-        acc = tl.load(state + at, mask=mask, other=0.0)
-        top = tl.load(tops + head, mask=inside, other=0.0)
-        mass = tl.load(masses + head, mask=inside, other=1.0)
-    if latest >= base:
-        queries = tl.load(q + at, mask=mask, other=0.0)
-        # Masked columns see everything here and become zeros in the end.
-        earliest = tl.min(tl.where(positions < 0, latest, positions), axis=0)
-        stop = tl.minimum(latest + 1, end)
-        full = tl.maximum(tl.minimum((earliest + 1) // 64 * 64, end), base)
-        table += request * table_stride
-        acc, top, mass = _attend(
-            acc, top, mass, queries, k_bulk if BULK else k, v_bulk if BULK else v, table, base, full, base,
-            positions, stop, key_head, scale, n, d, HEADS, WIDTH, PAGED, BULK, False,
-        )  # fmt: skip
-        acc, top, mass = _attend(
-            acc, top, mass, queries, k, v, table, full, stop, base, positions, stop, key_head, scale, n, d,
-            HEADS, WIDTH, PAGED, BULK, True,
-        )  # fmt: skip
-    if LAST:
-        seen = positions >= 0
-        y = tl.where(seen[:, None], acc / tl.where(seen, mass, 1.0)[:, None], 0.0)
-        tl.store(out + at, to_bf16(y), mask=mask)
-    else:
-        tl.store(state + at, acc, mask=mask)
-        tl.store(tops + head, top, mask=inside)
-        tl.store(masses + head, mass, mask=inside)
+    programs = -(-columns * group // rows) * kv_heads
+    if programs >= ENOUGH:
+        return 0
+    return min(SEGMENT, max(LEAST_SPLIT, 1 << (256 * programs).bit_length() - 1))
 
 
 def paged_attention_wide(
@@ -241,39 +124,100 @@ def paged_attention_wide(
     bound = page_table.shape[1] * PAGE
     if extent is not None:
         bound = min(bound, -(-extent // PAGE) * PAGE)
-    if pages.format is KvFormat.BF16:
-        _launch(q, pages.k, pages.v, page_table, cache_positions, out, None, scale, 0, bound, True)
-        return out
     each = columns // requests
+    capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else None
+    cut = tiling(capability, width, pages.format, each)
+    if pages.format is KvFormat.BF16 and not cut.hopper:
+        call = _Call(q, page_table, cache_positions, out, scale, pages.heads, bound, True, cut)
+        call.launch(pages.k, pages.v, 0, bound)
+        call.merge()
+        return out
     for request in range(requests):
         part = slice(request * each, (request + 1) * each)
-        _quantized(
-            q[part], pages, page_table[request : request + 1], cache_positions[part], scale, bound, out[part]
+        table, positions = page_table[request : request + 1], cache_positions[part]
+        call = _Call(q[part], table, positions, out[part], scale, pages.heads, bound, False, cut)
+        keys = min(bound, SEGMENT)
+        k, v = (
+            torch.empty((keys // PAGE, PAGE, pages.heads, width), dtype=q.dtype, device=q.device)
+            for _ in range(2)
         )
+        last = positions.amax(0, keepdim=True)
+        for begin in range(0, bound, SEGMENT):
+            end = min(begin + SEGMENT, bound)
+            _decode(pages, table, last, begin, end, k, v, cut.hopper)
+            call.launch(k, v, begin, end)
+        call.merge()
     return out
 
 
-def _quantized(q, pages: KvPages, table, positions, scale: float, bound: int, out) -> None:
-    """One request; `bound` counts keys, a multiple of the page."""
-    columns, q_heads, width = q.shape
-    keys = min(bound, SEGMENT)
-    k, v = (
-        torch.empty((keys // PAGE, PAGE, pages.heads, width), dtype=q.dtype, device=q.device)
-        for _ in range(2)
-    )
-    last = positions.amax(0, keepdim=True)
-    state = None
-    if bound > SEGMENT:
-        state = tuple(
-            torch.empty((columns, q_heads, n), dtype=torch.float32, device=q.device) for n in (width, 1, 1)
-        )
-    for begin in range(0, bound, SEGMENT):
-        end = min(begin + SEGMENT, bound)
-        _decode(pages, table, last, begin, end, k, v)
-        _launch(q, k, v, table, positions, out, state, scale, begin, end, False, begin == 0, end == bound)
+@functools.cache
+def _hopper() -> Module:
+    return Module("attend_wide.cuh")
 
 
-def _decode(pages: KvPages, table, last, begin: int, end: int, k, v) -> None:
+class _Call:
+    """Attention of some requests to `bound` keys (a multiple of the page), segment after segment."""
+
+    def __init__(
+        self, q, table, positions, out, scale: float, heads: int, bound: int, paged: bool, cut: Tiling
+    ) -> None:
+        self.q, self.table, self.positions, self.out = q, table, positions, out
+        self.scale, self.bound, self.paged = scale / math.log(2.0), bound, paged
+        columns, q_heads, width = q.shape
+        self.columns, self.group = columns // table.shape[0], q_heads // heads
+        self.cut = cut
+        self.split = split_of(self.columns, self.group, heads, self.cut.rows)
+        if self.split >= bound:  # one split: its state is the result
+            self.split = 0
+        self.state = self.tops = self.masses = q
+        if self.split or (bound > SEGMENT and not paged):
+            parts = -(-bound // self.split) if self.split else 1
+            self.state, self.tops, self.masses = (
+                torch.empty((parts, columns, q_heads, n), dtype=torch.float32, device=q.device)
+                for n in (width, 1, 1)
+            )
+
+    def launch(self, k: torch.Tensor, v: torch.Tensor, begin: int, end: int) -> None:
+        """Keys `begin .. end`, which are all of k and v or, paged, where the table says."""
+        width, heads, cut = self.q.shape[2], k.shape[2], self.cut
+        tiles = triton.cdiv(self.columns * self.group, cut.rows)
+        splits = triton.cdiv(end - begin, self.split) if self.split else 1
+        first, last = begin == 0 or self.split > 0, end == self.bound and not self.split
+        if cut.hopper:
+            function = _hopper().function("attend_wide", self.q.device, HOPPER_SHARED)
+            arguments = (
+                self.q, k, v, self.positions, self.out, self.state, self.tops, self.masses, self.columns,
+                self.group, heads, begin, end, self.split, first, last, self.scale,
+            )  # fmt: skip
+            function.launch((tiles, heads, splits), (384,), arguments)
+            return
+        k_bulk, v_bulk = k, v
+        if cut.bulk:
+            k_bulk, v_bulk = (
+                TensorDescriptor(x, [x.shape[0] * PAGE, heads * width], [heads * width, 1], [PAGE, width])
+                for x in (k, v)
+            )
+        wide_kernel[(tiles, heads * self.table.shape[0], splits)](
+            self.q, k, v, k_bulk, v_bulk, self.table, self.positions, self.out, self.state, self.tops,
+            self.masses, self.columns, self.table.stride(0), begin, end, self.scale,
+            GROUP=self.group, HEADS=heads, WIDTH=width, BLOCK_D=max(16, triton.next_power_of_2(width)),
+            BLOCK_M=cut.rows, PAGED=self.paged, BULK=cut.bulk, FIRST=first, LAST=last, SPLIT=self.split,
+            num_warps=cut.warps, num_stages=cut.stages,
+        )  # fmt: skip
+
+    def merge(self) -> None:
+        """Make the result of the splits."""
+        if not self.split:
+            return
+        columns, q_heads, width = self.q.shape
+        merge_kernel[(triton.cdiv(columns * q_heads, 8),)](
+            self.state, self.tops, self.masses, self.positions, self.out, columns * q_heads,
+            Q_HEADS=q_heads, WIDTH=width, BLOCK_D=max(16, triton.next_power_of_2(width)), ROWS=8,
+            SPLIT=self.split, num_warps=4,
+        )  # fmt: skip
+
+
+def _decode(pages: KvPages, table, last, begin: int, end: int, k, v, images: bool) -> None:
     width = pages.width
     block = max(16, triton.next_power_of_2(width))
     rows = max(1, _DECODED // block)
@@ -282,61 +226,48 @@ def _decode(pages: KvPages, table, last, begin: int, end: int, k, v) -> None:
         (pages.format.keys, pages.k, pages.k_scales, k),
         (pages.format.values, pages.v, pages.v_scales, v),
     ):
-        _decode_kernel[(triton.cdiv(vectors, rows), (end - begin) // PAGE)](
-            codes, scales, out, table, last, begin // PAGE, PAGE_VECTORS=vectors, CODE=CODES[side.code],
+        decode_kernel[(triton.cdiv(vectors, rows), (end - begin) // PAGE)](
+            codes, codes if scales is None else scales, out, table, last, begin // PAGE,
+            PAGE_VECTORS=vectors, CODE=CODES[side.code],
             ROTATED=side.rotation(width), FACTOR=rotation_factor(width) if side.rotation(width) else 1.0,
             WIDTH=width, BLOCK=block, ROWS=rows, EACH=side.code.codes(width), SCALES=side.code.scales(width),
-            num_warps=4,
+            IMAGES=images, num_warps=4,
         )  # fmt: skip
 
 
-def _launch(
-    q, k, v, table, positions, out, state, scale: float, begin: int, end: int, paged: bool,
-    first: bool = True, last: bool = True,
-) -> None:  # fmt: skip
-    columns, q_heads, width = q.shape
-    heads, requests = k.shape[2], table.shape[0]
-    group = q_heads // heads
-    capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else None
-    cut = tiling(capability, width)
-    k_bulk, v_bulk = k, v
-    if cut.bulk:
-        k_bulk, v_bulk = (
-            TensorDescriptor(x, [x.shape[0] * PAGE, heads * width], [heads * width, 1], [PAGE, width])
-            for x in (k, v)
-        )
-    tops, masses, sums = (q, q, q) if state is None else (state[1], state[2], state[0])
-    _wide_kernel[(triton.cdiv(columns // requests * group, cut.rows), heads, requests)](
-        q, k, v, k_bulk, v_bulk, table, positions, out, sums, tops, masses, columns // requests,
-        table.stride(0), begin, end, scale / math.log(2.0),
-        GROUP=group, HEADS=heads, WIDTH=width, BLOCK_D=max(16, triton.next_power_of_2(width)),
-        BLOCK_M=cut.rows, PAGED=paged, BULK=cut.bulk, FIRST=first, LAST=last,
-        num_warps=cut.warps, num_stages=cut.stages,
-    )  # fmt: skip
-
-
 def specimens() -> Iterator[Specimen]:
-    planes = {KvCode.INT8: ("*i8", "*fp16"), KvCode.FP8: ("*u8", "*fp16"), KvCode.NVFP4: ("*u8", "*u8")}
+    planes = {
+        KvCode.PLAIN: ("*bf16", "*bf16"),
+        KvCode.INT8: ("*i8", "*fp16"),
+        KvCode.FP8: ("*u8", "*fp16"),
+        KvCode.NVFP4: ("*u8", "*u8"),
+    }
     width, heads = 256, 4
     for code, (codes, scales) in planes.items():
         constants = {
-            "PAGE_VECTORS": PAGE * heads, "CODE": CODES[code], "ROTATED": True,
+            "PAGE_VECTORS": PAGE * heads, "CODE": CODES[code], "ROTATED": code is not KvCode.PLAIN,
             "FACTOR": rotation_factor(width), "WIDTH": width, "BLOCK": width, "ROWS": _DECODED // width,
-            "EACH": code.codes(width), "SCALES": code.scales(width),
+            "EACH": code.codes(width), "SCALES": code.scales(width), "IMAGES": True,
         }  # fmt: skip
         signature = {"codes": codes, "scales": scales, "out": "*bf16", "table": "*i32", "last": "*i32"}
-        yield Specimen(_decode_kernel, {**signature, "first_page": "i32"}, constants, {"num_warps": 4})
-    cut = tiling((8, 0), width)
+        yield Specimen(decode_kernel, {**signature, "first_page": "i32"}, constants, {"num_warps": 4})
+    cut = tiling((8, 0), width, KvFormat.BF16, 4096)
     signature = {
         **dict.fromkeys(("q", "k", "v", "k_bulk", "v_bulk"), "*bf16"), "table": "*i32",
         "cache_positions": "*i32", "out": "*bf16", **dict.fromkeys(("state", "tops", "masses"), "*fp32"),
         **dict.fromkeys(("columns", "table_stride", "base", "end"), "i32"), "scale": "fp32",
     }  # fmt: skip
-    for paged, first, last in ((True, True, True), (False, True, False), (False, False, True)):
+    for paged, first, last, split in (
+        (True, True, True, 0), (False, True, False, 0), (False, False, True, 0), (False, True, False, 4096)
+    ):  # fmt: skip
         constants = {
             "GROUP": 6, "HEADS": heads, "WIDTH": width, "BLOCK_D": width, "BLOCK_M": cut.rows, "PAGED": paged,
-            "BULK": False, "FIRST": first, "LAST": last,
+            "BULK": False, "FIRST": first, "LAST": last, "SPLIT": split,
         }  # fmt: skip
-        yield Specimen(
-            _wide_kernel, signature, constants, {"num_warps": cut.warps, "num_stages": cut.stages}
-        )
+        yield Specimen(wide_kernel, signature, constants, {"num_warps": cut.warps, "num_stages": cut.stages})
+    signature = {
+        **dict.fromkeys(("state", "tops", "masses"), "*fp32"), "cache_positions": "*i32", "out": "*bf16",
+        "rows": "i32",
+    }  # fmt: skip
+    constants = {"Q_HEADS": 24, "WIDTH": width, "BLOCK_D": width, "ROWS": 8, "SPLIT": 4096}
+    yield Specimen(merge_kernel, signature, constants, {"num_warps": 4})

@@ -25,7 +25,7 @@ _LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)
 
 @triton.jit
 def hadamard(x, ROWS: tl.constexpr, BLOCK: tl.constexpr, FACTOR: tl.constexpr):
-    """`kv_codec.rotate` of the rows of `x [ROWS, BLOCK]`: butterflies of stride 1, 2, 4, ..., then `FACTOR`."""
+    """`kv_codec.rotate` of the rows of `x`: butterflies of stride 1, 2, 4, ..., then `FACTOR`."""
     for stage in tl.static_range(16):
         if (1 << stage) < BLOCK:
             pairs = tl.reshape(x, [ROWS, BLOCK >> (stage + 1), 2, 1 << stage])

@@ -45,6 +45,15 @@ def _sines(turns):
 
 
 @triton.jit
+def _normed(a, b, weight, d, partner, inside, eps, WIDTH: tl.constexpr):
+    """A vector and its partners after the norm, rounded to bf16."""
+    wa = to_f32(tl.load(weight + d, mask=inside, other=0.0)) + 1.0
+    wb = to_f32(tl.load(weight + partner, mask=inside, other=0.0)) + 1.0
+    inverse = 1.0 / tl.sqrt(tl.sum(a * a, axis=0) / WIDTH + eps)
+    return to_f32(to_bf16(a * inverse * wa)), to_f32(to_bf16(b * inverse * wb))
+
+
+@triton.jit
 def _prepare_kernel(
     q, k, v, out, positions, cache_positions, table, frequencies, axes, q_norm, k_norm,
     k_codes, k_scales, v_codes, v_scales,
@@ -75,15 +84,12 @@ def _prepare_kernel(
         frequency = tl.load(frequencies + pair)
         position = tl.load(positions + t + axis_stride * tl.load(axes + pair))
         sine, cosine = _sines(position.to(tl.int64) * frequency)
-        if Q_NORM or K_NORM:
-            weight = q_norm if is_query else k_norm
-            normed = Q_NORM if is_query else K_NORM
-            if normed:
-                wa = to_f32(tl.load(weight + d, mask=inside, other=0.0)) + 1.0
-                wb = to_f32(tl.load(weight + partner, mask=inside, other=0.0)) + 1.0
-                inverse = 1.0 / tl.sqrt(tl.sum(a * a, axis=0) / WIDTH + eps)
-                a = to_f32(to_bf16(a * inverse * wa))
-                b = to_f32(to_bf16(b * inverse * wb))
+        if is_query:
+            if Q_NORM:
+                a, b = _normed(a, b, q_norm, d, partner, inside, eps, WIDTH)
+        else:
+            if K_NORM:
+                a, b = _normed(a, b, k_norm, d, partner, inside, eps, WIDTH)
         turned = a * cosine + tl.where(d < PAIRS, -b, b) * sine
         y = to_bf16(tl.where(turning, turned, a))
         if is_query:
@@ -189,9 +195,13 @@ def _check(q, k, v, rope, positions, page_table, cache_positions) -> None:
 
 
 def specimens() -> Iterator[Specimen]:
-    planes = {KvFormat.BF16: ("*bf16", "*bf16", "*bf16", "*bf16"), KvFormat.INT8: ("*i8", "*fp16", "*i8", "*fp16"),
-              KvFormat.FP8: ("*u8", "*fp16", "*u8", "*fp16"), KvFormat.NVFP4: ("*u8", "*u8", "*u8", "*u8"),
-              KvFormat.K8V4: ("*u8", "*fp16", "*u8", "*u8")}  # fmt: skip
+    planes = {
+        KvFormat.BF16: ("*bf16", "*bf16", "*bf16", "*bf16"),
+        KvFormat.INT8: ("*i8", "*fp16", "*i8", "*fp16"),
+        KvFormat.FP8: ("*u8", "*fp16", "*u8", "*fp16"),
+        KvFormat.NVFP4: ("*u8", "*u8", "*u8", "*u8"),
+        KvFormat.K8V4: ("*u8", "*fp16", "*u8", "*u8"),
+    }
     for format, (k_codes, k_scales, v_codes, v_scales) in planes.items():
         signature = {
             **dict.fromkeys(("q", "k", "v", "out"), "*bf16"),
@@ -207,4 +217,5 @@ def specimens() -> Iterator[Specimen]:
             "Q_HEADS": 24, "K_HEADS": 4, "PAIRS": 32, "Q_NORM": True, "K_NORM": True,
             **format_constants(format, 256),
         }  # fmt: skip
-        yield Specimen(_prepare_kernel, signature, constants, {"num_warps": 1})
+        options = {"num_warps": 1, "enable_fp_fusion": False}
+        yield Specimen(_prepare_kernel, signature, constants, options)

@@ -71,7 +71,7 @@ def check_gated(columns: int, heads: int, width: int, device) -> None:
 
 def test_what_does_not_fit_is_refused(device) -> None:
     x = torch.zeros(2, 8, dtype=torch.bfloat16, device=device)
-    with pytest.raises(OptionError, match="bf16, got torch.float32"):
+    with pytest.raises(OptionError, match=r"bf16, got torch\.float32"):
         rms_norm(x.float(), torch.ones(8), 1e-6, False)
     with pytest.raises(OptionError, match="7 weights does not fit rows of 8"):
         rms_norm(x, torch.ones(7), 1e-6, False)
