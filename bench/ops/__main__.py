@@ -1,20 +1,19 @@
 """One table of all operators: microseconds, bytes, GB/s, share of the read ceiling measured in the same run.
 
     python -m bench.ops [--groups small,attention] [--formats nvfp4,fp8_e4m3fn_row_bf16] [--columns 1,4,8]
-                        [--json FILE]
+                        [--json FILE] [--modules]
 
-The operators are called through `ninfer.ops`, as the engine calls them. Modules beside this one that offer
-`rows()` add theirs; their own command lines go deeper (`python -m bench.ops.linear --help`).
+The operators are called through `ninfer.ops`, as the engine calls them. The modules beside this one go deeper
+into one operator each (`python -m bench.ops.linear --help`); `--modules` runs those, too, as they are.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import pkgutil
+import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,13 +27,15 @@ from ninfer.formats import KvFormat
 _OWN = {"__main__", "ceiling", "operators", "table", "timing"}
 
 
-def others() -> Iterator[Row]:
-    """Rows of the other modules."""
+def run_modules() -> int:
+    """Run the other modules' command lines without options; how many failed."""
+    failed = 0
     for module in pkgutil.iter_modules(bench.ops.__path__):
         if module.name not in _OWN:
-            found = importlib.import_module(f"bench.ops.{module.name}")
-            if hasattr(found, "rows"):
-                yield from found.rows()
+            name = f"bench.ops.{module.name}"
+            print(f"\n{name}", flush=True)
+            failed += subprocess.run([sys.executable, "-m", name]).returncode != 0
+    return failed
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--columns", default="1,4,8", help="of the small products")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, to try the command itself")
-    parser.add_argument("--only-operators", action="store_true", help="without the other modules' rows")
+    parser.add_argument("--modules", action="store_true", help="then run the modules beside this one")
     parser.add_argument("--json", type=Path, help="write the rows there too, each as soon as it is there")
     options = parser.parse_args(argv)
     device = torch.device(options.device)
@@ -89,10 +90,9 @@ def main(argv: list[str] | None = None) -> int:
             except Exception as error:  # one operator that fails must not take the others' figures with it
                 failed += 1
                 print(f"{group}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    if not options.only_operators:
-        for row in others():
-            add(row)
     print(table(rows, read))
+    if options.modules:
+        failed += run_modules()
     return 1 if failed or not rows else 0
 
 

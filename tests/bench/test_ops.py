@@ -16,9 +16,7 @@ from bench.ops.timing import copies, time_graph
 def test_all_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "ops.json"
     formats = "nvfp4,ggml_k,q5_g64_fp16"
-    assert (
-        main(["--device", "cpu", "--tiny", "--only-operators", "--formats", formats, "--json", str(out)]) == 0
-    )
+    assert main(["--device", "cpu", "--tiny", "--formats", formats, "--json", str(out)]) == 0
     document = json.loads(out.read_text())
     names = [row["name"] for row in document["rows"]]
     assert len(names) == len(set(names))

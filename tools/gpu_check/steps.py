@@ -62,7 +62,7 @@ def steps(folder: Path, *, deep: bool) -> list[Step]:
             0,
             (
                 *(python, "-m", "bench.ops", "--groups", "small,ends,attention,recurrence"),
-                *("--formats", "nvfp4,fp8_e4m3fn_row_bf16", "--only-operators"),
+                *("--formats", "nvfp4,fp8_e4m3fn_row_bf16"),
                 *("--json", str(folder / "ops.json")),
             ),
             100,
