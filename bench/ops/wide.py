@@ -1,3 +1,4 @@
+# ruff: noqa: B023 - functions are called before their variables change
 """Products of many columns on the GPU, decoding by itself, and small products of the integer formats.
 
     python -m bench.ops.wide [--small] [--variants] [--decode] [--wide] [--limits] [--gemm] [--warm]
@@ -8,6 +9,7 @@ Weights are random bytes in copies beyond the L2 cache; graphs of launches are r
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -69,7 +71,7 @@ def decoding() -> None:
         for form in forms:
             kind = torch.uint8 if form is decode.Form.CODES else torch.bfloat16
             out = torch.empty(34816, 5120, dtype=kind, device="cuda")
-            us = timed(lambda o=out, f=form: decode.panel(one, 0, one.tiles, o, f), 1, 5)
+            us = timed(functools.partial(decode.panel, one, 0, one.tiles, out, form), 1, 5)
             size = out.numel() * out.element_size()
             line += f" {us:7.1f}us {size / us / 1e3:5.0f} GB/s written"
         print(line, flush=True)
