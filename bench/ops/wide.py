@@ -61,11 +61,9 @@ def small_products(names: list[str], tokens: list[int], with_variants: bool) -> 
                     _use(None)
 
 
-def decoding() -> None:
+def decoding(names: list[str]) -> None:
     """Panels by themselves."""
-    for packing in PACKINGS.values():
-        if packing.kernel == "Dense":
-            continue
+    for packing in (PACKINGS[name] for name in names):
         one, line = segment(packing, 34816, 5120), f"{packing.kernel:8}"
         forms = [decode.Form.WHOLE] + [decode.Form.CODES] * (packing.kernel == "Fp8Row")
         for form in forms:
@@ -178,11 +176,11 @@ def main() -> None:
     if options.warm:
         warm(names, tokens, options.variants)
     if options.decode:
-        decoding()
+        decoding(names)
     if options.gemm:
         products()
     if options.wide:
-        wide_products(["Nvfp4", "Q4K", "Fp8Row"], columns, options.limits)
+        wide_products([n for n in names if n in ("Nvfp4", "Q4K", "Fp8Row")], columns, options.limits)
     if options.small:
         small_products(names, tokens, options.variants)
 
