@@ -1,3 +1,4 @@
+# ruff: noqa: B023 - functions are called before their variables change
 """Products of many columns on the GPU, decoding by itself, and small products of the integer formats.
 
     python -m bench.ops.wide [--small] [--variants] [--decode] [--wide] [--limits] [--gemm] [--warm]
@@ -8,6 +9,7 @@ Weights are random bytes in copies beyond the L2 cache; graphs of launches are r
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -59,17 +61,15 @@ def small_products(names: list[str], tokens: list[int], with_variants: bool) -> 
                     _use(None)
 
 
-def decoding() -> None:
+def decoding(names: list[str]) -> None:
     """Panels by themselves."""
-    for packing in PACKINGS.values():
-        if packing.kernel == "Dense":
-            continue
+    for packing in (PACKINGS[name] for name in names):
         one, line = segment(packing, 34816, 5120), f"{packing.kernel:8}"
         forms = [decode.Form.WHOLE] + [decode.Form.CODES] * (packing.kernel == "Fp8Row")
         for form in forms:
             kind = torch.uint8 if form is decode.Form.CODES else torch.bfloat16
             out = torch.empty(34816, 5120, dtype=kind, device="cuda")
-            us = timed(lambda o=out, f=form: decode.panel(one, 0, one.tiles, o, f), 1, 5)
+            us = timed(functools.partial(decode.panel, one, 0, one.tiles, out, form), 1, 5)
             size = out.numel() * out.element_size()
             line += f" {us:7.1f}us {size / us / 1e3:5.0f} GB/s written"
         print(line, flush=True)
@@ -176,11 +176,11 @@ def main() -> None:
     if options.warm:
         warm(names, tokens, options.variants)
     if options.decode:
-        decoding()
+        decoding(names)
     if options.gemm:
         products()
     if options.wide:
-        wide_products(["Nvfp4", "Q4K", "Fp8Row"], columns, options.limits)
+        wide_products([n for n in names if n in ("Nvfp4", "Q4K", "Fp8Row")], columns, options.limits)
     if options.small:
         small_products(names, tokens, options.variants)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,12 +11,12 @@ import torch.nn.functional as F
 from ninfer.errors import OptionError
 from ninfer.ops import ActivationPolicy, Matrix, RowSpan
 from ninfer.ops.cuda import decode, wide
-from ninfer.ops.cuda import linear as products
 from ninfer.ops.cuda.embedding import embedding
 from ninfer.ops.weights import Role
 from tests.ops.criteria import LINEAR, LINEAR_A8
 from tests.ops.weights import MAKERS, SHAPES, random_matrix, random_weight
 
+products = importlib.import_module("ninfer.ops.cuda.linear")  # the package has an operator of that name
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 LARGE = {
     "nvfp4": (1280, 640),
