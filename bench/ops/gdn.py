@@ -116,24 +116,26 @@ def step(variants: bool) -> None:
         layers = [Layer.make(requests, columns) for _ in range(48 if requests == 1 else 16)]
         moved = weights + requests * columns * 2 * (CHANNELS + 2 * VALUES + HIDDEN)
         name = f"B={requests} T={columns}"
-        for lanes in (8, 16) if variants else (gdn_native._LANES,):
-            plain, gdn_native._LANES = gdn_native._LANES, lanes
+        plain = gdn_native._LANES, gdn_native._RESIDENT
+        for lanes, resident in ((8, 4), (16, 3), (16, 4)) if variants else (plain,):
+            gdn_native._LANES, gdn_native._RESIDENT = lanes, resident
             time = microseconds(step_calls(layers, requests, columns, False))
-            report(f"{name} gdn_mix in place, {lanes} lanes", time, moved + 2 * state_bytes(requests))
+            report(f"{name} gdn_mix in place, {lanes}/{resident}", time, moved + 2 * state_bytes(requests))
             time = microseconds(step_calls(layers, requests, columns, True))
-            report(f"{name} gdn_mix recorded, {lanes} lanes", time, moved + state_bytes(requests))
-            gdn_native._LANES = plain
+            report(f"{name} gdn_mix recorded, {lanes}/{resident}", time, moved + state_bytes(requests))
+        gdn_native._LANES, gdn_native._RESIDENT = plain
         slots = torch.randperm(requests, device=GPU).int()
         counts = torch.full((requests,), columns, dtype=torch.int32, device=GPU)
         folds = [
             lambda l=l: gdn_step.fold_delta_net(l.records, counts, l.states, slots, slots) for l in layers
         ]
         report(f"{name} fold_delta_net", microseconds(folds), 2 * state_bytes(requests))
-        folds = [
-            lambda l=l: convolve.fold_conv(l.conv_records, counts, l.conv_states, slots, slots)
-            for l in layers
-        ]
-        report(f"{name} fold_conv", microseconds(folds), requests * CHANNELS * 12)
+        everything = (
+            [l.conv_records for l in layers], [l.records for l in layers], counts,
+            [l.conv_states for l in layers], [l.states for l in layers], slots, slots,
+        )  # fmt: skip
+        time = microseconds([lambda: gdn.fold_gdn(*everything)] * 2) / len(layers)
+        report(f"{name} fold_gdn, a layer of {len(layers)}", time, 2 * state_bytes(requests))
 
 
 def wide(variants: bool) -> None:

@@ -15,7 +15,7 @@ from ninfer.ops.delta import (
     gdn_gating,
 )
 from ninfer.ops.embedding import embedding
-from ninfer.ops.fused import GdnMixer, gdn_mix, norm_linear, norm_linear_swiglu
+from ninfer.ops.fused import GdnMixer, fold_gdn, gdn_mix, norm_linear, norm_linear_swiglu
 from ninfer.ops.gate import sigmoid_mul
 from ninfer.ops.linear import linear, linear_swiglu, logits
 from ninfer.ops.norms import gated_rms_norm, rms_norm
@@ -73,6 +73,7 @@ __all__ = [
     "embedding",
     "fold_conv",
     "fold_delta_net",
+    "fold_gdn",
     "gated_attention",
     "gated_delta_net",
     "gated_rms_norm",

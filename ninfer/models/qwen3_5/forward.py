@@ -124,10 +124,9 @@ class Qwen35:
         source_slots: torch.Tensor,
         target_slots: torch.Tensor,
     ) -> None:
-        for columns, states in zip(records.conv, cache.conv, strict=True):
-            ops.fold_conv(columns, counts, states, source_slots, target_slots)
-        for columns, states in zip(records.delta, cache.recurrent, strict=True):
-            ops.fold_delta_net(columns, counts, states, source_slots, target_slots)
+        ops.fold_gdn(
+            records.conv, records.delta, counts, cache.conv, cache.recurrent, source_slots, target_slots
+        )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return ops.logits(hidden, self.parameters.output_head, self.public_tokens)

@@ -6,14 +6,22 @@ chunked form, the rest column by column. Only a request's own number of columns 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ninfer.errors import OptionError
 from ninfer.ops.cuda import gdn_native
-from ninfer.ops.cuda.convolve import causal_conv, check_convolution
+from ninfer.ops.cuda.convolve import (
+    causal_conv,
+    check_conv_records,
+    check_convolution,
+    check_fold,
+    fold_conv,
+)
 from ninfer.ops.cuda.gating import check_gating, gating
 from ninfer.ops.cuda.gdn_chunked import run_chunks
-from ninfer.ops.cuda.gdn_step import check_records, run_columns
+from ninfer.ops.cuda.gdn_step import check_records, fold_delta_net, run_columns
 from ninfer.ops.cuda.gdn_norm import gated_rms_norm
 from ninfer.ops.delta import CHUNK, RECORD_COLUMNS, DeltaRecords
 from ninfer.ops.fused import GdnMixer
@@ -81,6 +89,41 @@ def gdn_mix(
     if columns <= RECORD_COLUMNS and _has_fused(m, h):
         return gdn_native.mix(m, a, b, qkv, z, h, *rest)
     return _mix_parts(m, qkv, z, h, *rest)
+
+
+def fold_gdn(
+    conv_records: Sequence[torch.Tensor],
+    records: Sequence[DeltaRecords],
+    counts: torch.Tensor,
+    conv_states: Sequence[torch.Tensor],
+    states: Sequence[torch.Tensor],
+    source_slots: torch.Tensor,
+    target_slots: torch.Tensor,
+) -> None:
+    if not records:
+        return
+    check_fold(counts, source_slots, target_slots)
+    requests, layers = source_slots.numel(), list(zip(conv_records, records, conv_states, states, strict=True))
+    shapes = set()
+    for raw, record, history, state in layers:
+        check_conv_records(raw, history, requests, 1)
+        check_records(record, state, requests, 1)
+        shapes.add((raw.shape, record.k.shape, record.v.shape, history.shape, state.shape))
+    if len(shapes) > 1:
+        raise OptionError(f"layers that are folded together must have one geometry, got {len(shapes)}")
+    taps, (key_heads, width) = conv_states[0].shape[1] + 1, records[0].k.shape[1:]
+    rows, heads, width_v = records[0].v.shape
+    if (
+        gdn_native.runs(states[0].device, heads, key_heads, width, width_v)
+        and 2 <= taps <= 4
+        and conv_records[0].shape == (rows, 2 * key_heads * width + heads * width_v)
+        and all(history.is_contiguous() for history in conv_states)
+    ):
+        gdn_native.fold(conv_records, records, counts, conv_states, states, source_slots, target_slots)
+        return
+    for raw, record, history, state in layers:
+        fold_conv(raw, counts, history, source_slots, target_slots)
+        fold_delta_net(record, counts, state, source_slots, target_slots)
 
 
 def _has_fused(m: GdnMixer, h: torch.Tensor) -> bool:

@@ -183,7 +183,7 @@ def delta_net_bytes(columns: int, key_heads: int, value_heads: int, key_dim: int
 
 
 def _padded(width: int) -> int:
-    return max(16, triton.next_power_of_2(width))
+    return max(64, triton.next_power_of_2(width))
 
 
 def specimens() -> Iterator[Specimen]:

@@ -7,6 +7,7 @@ are folded here.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -19,14 +20,17 @@ _ROWS = 16
 """Rows of a state that a block holds."""
 _STRIPS = 8
 """The most blocks of a cluster that every device has room for."""
-_LANES = 16
-"""Threads that share a row."""
+_LANES, _RESIDENT = 16, 3
+"""Threads that share a row, blocks that a multiprocessor has registers for."""
+
+_LAYERS = 48
+"""The most layers of one fold."""
 
 _POINTERS = (
     "qkv k v z h a b weight norm conv_states out conv_records k_records v_records a_log dt_bias g beta states "
     "g_records beta_records order sources targets counts"
 ).split()
-_NUMBERS = "q_stride k_stride v_stride z_stride h_stride columns first record_rows key_heads".split()
+_NUMBERS = "q_stride k_stride v_stride z_stride h_stride columns first record_rows key_heads slots".split()
 
 
 class _Params(ctypes.Structure):
@@ -57,9 +61,9 @@ def _has_clusters(device: int) -> bool:
 
 
 @cache
-def _module(width: int, group: int, width_v: int, taps: int, hidden: int, lanes: int) -> Module:
-    names = ("DK", "GROUP", "STRIPS", "TAPS", "HIDDEN", "LANES")
-    values = (width, group, width_v // _ROWS, taps, hidden, lanes)
+def _module(width: int, group: int, width_v: int, taps: int, hidden: int, lanes: int, resident: int) -> Module:
+    names = ("DK", "GROUP", "STRIPS", "TAPS", "HIDDEN", "LANES", "RESIDENT", "LAYERS")
+    values = (width, group, width_v // _ROWS, taps, hidden, lanes, resident, _LAYERS)
     return Module("gdn_step.cuh", dict(zip(names, values, strict=True)))
 
 
@@ -74,11 +78,12 @@ def _launch(
     assert states is not None and requests is not None
     width, group, width_v = shape[:3]
     params = _Params(
-        **{name: x.data_ptr() for name, x in tensors.items() if x is not None}, **numbers, eps=eps
-    )
+        **{name: x.data_ptr() for name, x in tensors.items() if x is not None}, **numbers,
+        slots=states.shape[0], eps=eps,
+    )  # fmt: skip
     strips = width_v // _ROWS
     grid = (strips * numbers["key_heads"], requests.numel())
-    function = _module(*shape, _LANES).function(kernel, states.device)
+    function = _module(*shape, _LANES, _RESIDENT).function(kernel, states.device)
     function.launch(
         grid, (_ROWS * _LANES,), (params,), pdl=True, cluster=strips if kernel == "gdn_mix" else 1
     )
@@ -147,6 +152,52 @@ def mix(
     group, taps = m.value_heads // m.key_heads, m.convolution.shape[0]
     _launch("gdn_mix", tensors, numbers, m.eps, (m.key_dim, group, m.value_dim, taps, h.shape[1]))
     return out
+
+
+class _FoldedLayer(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_void_p) for name in ("k", "v", "conv_records", "g", "beta", "states", "conv_states")
+    ]
+
+
+class _FoldParams(ctypes.Structure):
+    """`FoldParams` of the source."""
+
+    _fields_ = [
+        ("layers", _FoldedLayer * _LAYERS),
+        *((name, ctypes.c_void_p) for name in ("sources", "targets", "counts")),
+        *((name, ctypes.c_int32) for name in ("columns", "key_heads", "slots")),
+    ]
+
+
+def fold(
+    conv_records: Sequence[torch.Tensor],
+    records: Sequence[DeltaRecords],
+    counts: torch.Tensor,
+    conv_states: Sequence[torch.Tensor],
+    states: Sequence[torch.Tensor],
+    source_slots: torch.Tensor,
+    target_slots: torch.Tensor,
+) -> None:
+    """`fold_gdn` of layers of one geometry, with 2 to 4 taps."""
+    first, requests = records[0], source_slots.numel()
+    (key_heads, width), (heads, width_v) = first.k.shape[1:], first.v.shape[1:]
+    strips = width_v // _ROWS
+    shape = width, heads // key_heads, width_v, conv_states[0].shape[1] + 1, 4
+    function = _module(*shape, _LANES, _RESIDENT).function("gdn_fold", counts.device)
+    layers = list(zip(conv_records, records, conv_states, states, strict=True))
+    for begin in range(0, len(layers), _LAYERS):
+        part = layers[begin : begin + _LAYERS]
+        params = _FoldParams(
+            sources=source_slots.data_ptr(), targets=target_slots.data_ptr(), counts=counts.data_ptr(),
+            columns=first.g.shape[0] // requests, key_heads=key_heads, slots=states[0].shape[0],
+        )  # fmt: skip
+        for place, (raw, record, history, state) in zip(params.layers, part, strict=False):
+            place.k, place.v = record.k.data_ptr(), record.v.data_ptr()
+            place.g, place.beta = record.g.data_ptr(), record.beta.data_ptr()
+            place.conv_records, place.conv_states = raw.data_ptr(), history.data_ptr()
+            place.states = state.data_ptr()
+        function.launch((strips * key_heads, requests, len(part)), (_ROWS * _LANES,), (params,), pdl=True)
 
 
 def _recorded(records: DeltaRecords | None) -> dict[str, torch.Tensor]:

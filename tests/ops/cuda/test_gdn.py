@@ -11,7 +11,7 @@ from ninfer.errors import OptionError
 from ninfer.ops import DeltaRecords, Encoded, Matrix
 from ninfer.ops.cuda.convolve import causal_conv, fold_conv
 from ninfer.ops.cuda.gating import gating, gdn_gating
-from ninfer.ops.cuda.gdn import gated_delta_net, gdn_mix
+from ninfer.ops.cuda.gdn import fold_gdn, gated_delta_net, gdn_mix
 from ninfer.ops.cuda.gdn_step import fold_delta_net
 from ninfer.ops.fused import GdnMixer
 from tests.ops.criteria import CONTROL, ELEMENTWISE, GDN_OUTPUT, GDN_STATE
@@ -207,6 +207,21 @@ def check_records(call: Call) -> None:
                 call.run(wanted_histories, wanted, call.sources[one], call.targets[one], rows)
         assert torch.equal(bits(states), bits(wanted)), counts
         assert torch.equal(bits(kept), bits(wanted_histories)), counts
+        # Two layers at once, the second with other histories and states.
+        states, kept = call.states.clone(), call.conv_states.clone()
+        others, other_histories = call.states.flip(0).contiguous(), call.conv_states.flip(0).contiguous()
+        layer = DeltaRecords(*folded[1:])
+        expected_states, expected_histories = others.clone(), other_histories.clone()
+        slots = device_counts, call.sources, call.targets
+        fold_conv(folded[0], device_counts, expected_histories, call.sources, call.targets)
+        fold_delta_net(layer, device_counts, expected_states, call.sources, call.targets)
+        fold_gdn(
+            [folded[0]] * 2, [layer] * 2, slots[0], [kept, other_histories], [states, others], *slots[1:]
+        )
+        assert torch.equal(bits(states), bits(wanted)), counts
+        assert torch.equal(bits(kept), bits(wanted_histories)), counts
+        assert torch.equal(bits(others), bits(expected_states)), counts
+        assert torch.equal(bits(other_histories), bits(expected_histories)), counts
 
 
 @pytest.mark.parametrize(("geometry", "columns"), [(TINY, 1), (TINY, 3), (TINY, 5), (ODD, 2)])

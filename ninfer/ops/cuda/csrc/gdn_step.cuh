@@ -4,7 +4,8 @@
 // a cluster: they exchange partial control products and sums of squares, and nobody writes a history before all
 // of them have read it. LANES threads share a row; each holds four floats of every 4 * LANES.
 //
-// Compiled with DK, GROUP, STRIPS (rows of a value head / 16), LANES (8 or 16), TAPS (1 to 4), HIDDEN (of 4).
+// Compiled with DK, GROUP, STRIPS (rows of a value head / 16), LANES (8 or 16), TAPS (1 to 4), HIDDEN (of 4),
+// RESIDENT (blocks of a multiprocessor).
 // Everything that a state depends on is written as explicit operations, and both kernels call the same functions:
 // a fold has the bits of the call whose columns it repeats.
 #include "common.cuh"
@@ -18,6 +19,8 @@
 #define PRODUCTS (2 * GROUP)
 #define PAST (TAPS - 1)
 #define FULL 0xffffffffu
+// Requests whose blocks run at the same time, about.
+#define AHEAD 3
 
 struct Params {
     const u16 *qkv, *k, *v, *z, *h, *a, *b, *weight, *norm;
@@ -26,7 +29,7 @@ struct Params {
     float *states, *g_records, *beta_records;
     const int *order, *sources, *targets, *counts;
     // Strides in elements. `first`: the first column of a request that is run; `record_rows`: of a request.
-    int q_stride, k_stride, v_stride, z_stride, h_stride, columns, first, record_rows, key_heads;
+    int q_stride, k_stride, v_stride, z_stride, h_stride, columns, first, record_rows, key_heads, slots;
     float eps;
 };
 
@@ -97,6 +100,7 @@ DEVICE float warp_sum(float x) {
 // a column.
 DEVICE void normalize(Shared& s, int count) {
     const int lane = threadIdx.x & 31;
+#pragma unroll 1
     for (int t = threadIdx.x >> 5; t < count; t += WARPS) {
         float q[DK / 32], k[DK / 32], qq = 0.0f, kk = 0.0f, qk = 0.0f;
 #pragma unroll
@@ -148,6 +152,20 @@ DEVICE void store_state(const State& state, float* states, int slot, int key_hea
     }
 }
 
+// A hint: the block's rows of a state into the L2 cache. `slot` may be of the past, and is only trusted to be one.
+DEVICE void prefetch_state(const Params& p, int request, int key_head, int rank) {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x < GROUP && request < gridDim.y) {
+        const int slot = *(const volatile int*)(p.sources + request);
+        if (0 <= slot && slot < p.slots) {
+            const long long place = (long long)slot * p.key_heads * GROUP + key_head * GROUP + threadIdx.x;
+            const float* rows = p.states + (place * (STRIPS * ROWS) + rank * ROWS) * DK;
+            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows), "n"(ROWS * DK * 4) : "memory");
+        }
+    }
+#endif
+}
+
 DEVICE void add_products(float& sum, float4 a, float4 b) {
     sum = __fmaf_rn(a.x, b.x, sum);
     sum = __fmaf_rn(a.y, b.y, sum);
@@ -160,6 +178,7 @@ DEVICE float grown(float s, float alpha, float u, float k) { return __fmaf_rn(u,
 // The state through `count` columns; what they show, rounded to bf16, goes to `shown`.
 DEVICE void run(State& state, Shared& s, int count) {
     const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES;
+#pragma unroll 1
     for (int t = 0; t < count; t++) {
         float4 k[PIECES], q[PIECES];
 #pragma unroll
@@ -177,13 +196,18 @@ DEVICE void run(State& state, Shared& s, int count) {
                 add_products(dq[j], state.x[j][i], q[i]);
             }
         }
+        // The lower half of a row's lanes sums over dk, the upper over dq; then they swap.
+        const bool upper = lane & (LANES / 2);
 #pragma unroll
-        for (int offset = LANES / 2; offset; offset >>= 1) {
+        for (int j = 0; j < GROUP; j++) {
+            const float other = __shfl_xor_sync(FULL, upper ? dk[j] : dq[j], LANES / 2);
+            float sum = __fadd_rn(upper ? dq[j] : dk[j], other);
 #pragma unroll
-            for (int j = 0; j < GROUP; j++) {
-                dk[j] = __fadd_rn(dk[j], __shfl_xor_sync(FULL, dk[j], offset));
-                dq[j] = __fadd_rn(dq[j], __shfl_xor_sync(FULL, dq[j], offset));
-            }
+            for (int offset = LANES / 4; offset; offset >>= 1)
+                sum = __fadd_rn(sum, __shfl_xor_sync(FULL, sum, offset));
+            const float swapped = __shfl_xor_sync(FULL, sum, LANES / 2);
+            dk[j] = upper ? swapped : sum;
+            dq[j] = upper ? sum : swapped;
         }
 #pragma unroll
         for (int j = 0; j < GROUP; j++) {
@@ -205,21 +229,20 @@ DEVICE void run(State& state, Shared& s, int count) {
 }
 
 // Columns from `first` on (with `counts` that many from the first) of a request: outputs if wanted, the state into
-// its target or the columns into records. Grid (STRIPS * key heads, requests).
-extern "C" __global__ void __launch_bounds__(THREADS) gdn_columns(const __grid_constant__ Params p) {
-    __shared__ Shared s;
+// its target or the columns into records.
+DEVICE void columns(Shared& s, const Params& p) {
     const int rank = blockIdx.x % STRIPS, key_head = blockIdx.x / STRIPS, request = blockIdx.y;
     const int heads = p.key_heads * GROUP;
-    wait_for_kernels_ahead();
-    let_next_kernel_start();
-    int end = p.columns;
-    if (p.counts) end = min(end, p.counts[request]);
-    if (end <= p.first) return;
+    const int source = p.sources[request], target = p.k_records ? 0 : p.targets[request];
+    const int end = p.counts ? min(p.columns, p.counts[request]) : p.columns;
     State state;
-    load_state(state, p.states, p.sources[request], key_head, p.key_heads, rank);
+    load_state(state, p.states, source, key_head, p.key_heads, rank);
+    if (end <= p.first) return;
+#pragma unroll 1
     for (int base = p.first; base < end; base += BATCH) {
         const int count = min(BATCH, end - base);
         __syncthreads();  // the last batch is through
+#pragma unroll 1
         for (int i = threadIdx.x; i < count * (DK / 2); i += THREADS) {
             const int t = i / (DK / 2), c = i % (DK / 2) * 2;
             const long long column = (long long)request * p.columns + base + t;
@@ -232,6 +255,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gdn_columns(const __grid_c
                 store32(p.k_records + (at * p.key_heads + key_head) * DK + c, k);
             }
         }
+#pragma unroll 1
         for (int i = threadIdx.x; i < count * VALUES; i += THREADS) {
             const int t = i / VALUES, c = i % VALUES;
             const int head = key_head * GROUP + c / ROWS, place = rank * ROWS + c % ROWS;
@@ -243,6 +267,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gdn_columns(const __grid_c
                 p.v_records[(at * heads + head) * (STRIPS * ROWS) + place] = value;
             }
         }
+#pragma unroll 1
         for (int i = threadIdx.x; i < count * GROUP; i += THREADS) {
             const int t = i / GROUP, head = key_head * GROUP + i % GROUP;
             const long long column = (long long)request * p.columns + base + t;
@@ -261,6 +286,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gdn_columns(const __grid_c
         run(state, s, count);
         if (p.out) {
             __syncthreads();
+#pragma unroll 1
             for (int i = threadIdx.x; i < count * (VALUES / 2); i += THREADS) {
                 const int t = i / (VALUES / 2), c = i % (VALUES / 2) * 2;
                 const long long column = (long long)request * p.columns + base + t;
@@ -270,7 +296,64 @@ extern "C" __global__ void __launch_bounds__(THREADS) gdn_columns(const __grid_c
             }
         }
     }
-    if (!p.k_records) store_state(state, p.states, p.targets[request], key_head, p.key_heads, rank);
+    if (!p.k_records) store_state(state, p.states, target, key_head, p.key_heads, rank);
+}
+
+// Grid (STRIPS * key heads, requests).
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_columns(const __grid_constant__ Params p) {
+    __shared__ Shared s;
+    const int rank = blockIdx.x % STRIPS, key_head = blockIdx.x / STRIPS;
+    prefetch_state(p, blockIdx.y, key_head, rank);
+    let_next_kernel_start();
+    wait_for_kernels_ahead();
+    prefetch_state(p, blockIdx.y + AHEAD, key_head, rank);
+    columns(s, p);
+}
+
+struct FoldedLayer {
+    const u16 *k, *v, *conv_records;
+    const float *g, *beta;
+    float* states;
+    u16* conv_states;
+};
+
+struct FoldParams {
+    FoldedLayer layers[LAYERS];
+    const int *sources, *targets, *counts;
+    int columns, key_heads, slots;
+};
+
+// States and histories of several layers through the first `counts` of their recorded columns. Grid (STRIPS * key
+// heads, requests, layers).
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_fold(const __grid_constant__ FoldParams fold) {
+    __shared__ Shared s;
+    const FoldedLayer& layer = fold.layers[blockIdx.z];
+    const int heads = fold.key_heads * GROUP, request = blockIdx.y;
+    Params p = {};
+    p.k = layer.k, p.v = layer.v, p.g = layer.g, p.beta = layer.beta, p.states = layer.states;
+    p.sources = fold.sources, p.targets = fold.targets, p.counts = fold.counts;
+    p.k_stride = fold.key_heads * DK, p.v_stride = heads * (STRIPS * ROWS);
+    p.columns = fold.columns, p.key_heads = fold.key_heads, p.slots = fold.slots;
+    wait_for_kernels_ahead();
+    const int channels = 2 * fold.key_heads * DK + heads * (STRIPS * ROWS);
+    const int source = p.sources[request], target = p.targets[request];
+    const int count = min(p.columns, p.counts[request]);
+    const int channel = 2 * (blockIdx.x * THREADS + threadIdx.x);
+    if (count > 0 && channel < channels) {
+        u32 kept[3];
+#pragma unroll
+        for (int j = 0; j < PAST; j++) {
+            const int row = j + count - PAST;
+            kept[j] = row >= 0 ? load32(layer.conv_records + ((long long)request * p.columns + row) * channels + channel)
+                      : source >= 0
+                          ? load32(layer.conv_states + ((long long)source * PAST + row + PAST) * channels + channel)
+                          : 0;
+        }
+#pragma unroll
+        for (int j = 0; j < PAST; j++)
+            store32(layer.conv_states + ((long long)target * PAST + j) * channels + channel, kept[j]);
+    }
+    columns(s, p);
 }
 
 #define UNITS (HIDDEN / 4)
@@ -319,7 +402,7 @@ DEVICE u32 convolve(u32 (&past)[3], u32 fresh, const u32 (&w)[4]) {
 #define OUT_TURNS ((BATCH * VALUES / 2 + THREADS - 1) / THREADS)
 
 // The mixer for up to BATCH columns of a request. Grid (STRIPS * key heads, requests), clusters of STRIPS.
-extern "C" __global__ void __launch_bounds__(THREADS) gdn_mix(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_mix(const __grid_constant__ Params p) {
     __shared__ Shared s;
     const int rank = blockIdx.x % STRIPS, key_head = blockIdx.x / STRIPS, request = blockIdx.y;
     const int tid = threadIdx.x, heads = p.key_heads * GROUP, width = STRIPS * ROWS;
@@ -366,13 +449,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) gdn_mix(const __grid_const
     // One thread for each column and head.
     const int control_head = key_head * GROUP + tid % GROUP;
     const float a_log = p.a_log[control_head], dt_bias = p.dt_bias[control_head];
+    prefetch_state(p, request, key_head, rank);
     let_next_kernel_start();
     wait_for_kernels_ahead();
+    // What a later wave of blocks will read.
+    prefetch_state(p, request + AHEAD, key_head, rank);
 
     const int source = p.sources[request], target = p.targets[request];
     const long long first = (long long)request * count, record = (long long)request * p.record_rows;
-    State state;
-    load_state(state, p.states, source, key_head, p.key_heads, rank);
     u32 past[CONV_TURNS][3];
 #pragma unroll
     for (int i = 0; i < CONV_TURNS; i++)
@@ -392,26 +476,37 @@ extern "C" __global__ void __launch_bounds__(THREADS) gdn_mix(const __grid_const
     }
 
     if (multiplies) {  // of whole warps
-        for (int t = 0; t < count; t++) {
-            const uint2* column = reinterpret_cast<const uint2*>(p.h + (first + t) * p.h_stride);
-            float sums[PRODUCTS];
+#pragma unroll 1
+        for (int base = 0; base < count; base += 4) {
+            uint2 x[4][TURNS];
 #pragma unroll
-            for (int j = 0; j < PRODUCTS; j++) sums[j] = 0.0f;
+            for (int t = 0; t < 4; t++) {
+                const uint2* column = reinterpret_cast<const uint2*>(p.h + (first + base + t) * p.h_stride);
 #pragma unroll
-            for (int i = 0; i < TURNS; i++) {
-                const int place = unit + i * STRIPS * THREADS;
-                const uint2 x = place < UNITS ? column[place] : make_uint2(0, 0);
-#pragma unroll
-                for (int j = 0; j < PRODUCTS; j++) {
-                    sums[j] = fmaf(low_bf16(rows[i][j].x), low_bf16(x.x), sums[j]);
-                    sums[j] = fmaf(high_bf16(rows[i][j].x), high_bf16(x.x), sums[j]);
-                    sums[j] = fmaf(low_bf16(rows[i][j].y), low_bf16(x.y), sums[j]);
-                    sums[j] = fmaf(high_bf16(rows[i][j].y), high_bf16(x.y), sums[j]);
+                for (int i = 0; i < TURNS; i++) {
+                    const int place = unit + i * STRIPS * THREADS;
+                    x[t][i] = base + t < count && place < UNITS ? column[place] : make_uint2(0, 0);
                 }
             }
-            const float sum = folded(sums);
-            const int j = tid % 32 / 4;
-            if (tid % 4 == 0 && j < PRODUCTS) s.warp_products[tid / 32][t][j] = sum;
+#pragma unroll
+            for (int t = 0; t < 4; t++) {
+                if (base + t >= count) break;
+                float sums[PRODUCTS];
+#pragma unroll
+                for (int j = 0; j < PRODUCTS; j++) sums[j] = 0.0f;
+#pragma unroll
+                for (int i = 0; i < TURNS; i++)
+#pragma unroll
+                    for (int j = 0; j < PRODUCTS; j++) {
+                        sums[j] = __fmaf_rn(low_bf16(rows[i][j].x), low_bf16(x[t][i].x), sums[j]);
+                        sums[j] = __fmaf_rn(high_bf16(rows[i][j].x), high_bf16(x[t][i].x), sums[j]);
+                        sums[j] = __fmaf_rn(low_bf16(rows[i][j].y), low_bf16(x[t][i].y), sums[j]);
+                        sums[j] = __fmaf_rn(high_bf16(rows[i][j].y), high_bf16(x[t][i].y), sums[j]);
+                    }
+                const float sum = folded(sums);
+                const int j = tid % 32 / 4;
+                if (tid % 4 == 0 && j < PRODUCTS) s.warp_products[tid / 32][base + t][j] = sum;
+            }
         }
     } else {
         for (int i = tid % 32; i < count * PRODUCTS; i += 32) s.warp_products[tid / 32][i / PRODUCTS][i % PRODUCTS] = 0.0f;
@@ -424,6 +519,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gdn_mix(const __grid_const
                        : pair < DK   ? s.keys[0] + 2 * pair - DK
                                      : s.values[0] + 2 * (pair - DK);
         const int step = pair < DK ? DK : VALUES;
+#pragma unroll 1
         for (int base = 0; base < count; base += 4) {
             u32 fresh[4];
 #pragma unroll
@@ -446,7 +542,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) gdn_mix(const __grid_const
         }
     }
     __syncthreads();
+    // Not earlier, for want of registers; the prefetch has brought it near.
+    State state;
+    load_state(state, p.states, source, key_head, p.key_heads, rank);
     cluster_wait();
+#pragma unroll 1
     for (int i = tid; i < count * PRODUCTS * STRIPS; i += THREADS) {
         const int t = i / STRIPS / PRODUCTS, j = i / STRIPS % PRODUCTS;
         float sum = 0.0f;
@@ -489,6 +589,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gdn_mix(const __grid_const
     run(state, s, count);
     if (!p.k_records) store_state(state, p.states, target, key_head, p.key_heads, rank);
     __syncthreads();
+#pragma unroll 1
     for (int i = tid; i < count * GROUP * STRIPS; i += THREADS) {
         const int t = i / STRIPS / GROUP, j = i / STRIPS % GROUP;
         float sum = 0.0f;
