@@ -1,6 +1,6 @@
 """Time of draws, log-probabilities and counts on the GPU, in CUDA graphs.
 
-    python -m bench.ops.sampling [--size 248077] [--rows 1,8] [--variants]
+    python -m bench.ops.sampling [--size 248077] [--rows 1,8]
 
 Scores rotate over 64 MB or more, so that none comes from the L2 cache ("cold"), or stay the same ("warm", as
 right after the head has written them). Microseconds per call: the median of graph launches.
@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
 
 from ninfer.ops import Draws, SamplingParams
-from ninfer.ops.cuda import choose, likely
+from ninfer.ops.cuda import choose
 
 
 def microseconds(calls: list[Callable[[], object]], launches: int = 12) -> float:
@@ -60,11 +59,11 @@ class Case:
         choose.draw(self.scores[i], self.draws, self.counts)
 
     def report(self, i: int) -> None:
-        likely.token_logprobs(self.scores[i], self.tokens, self.wanted, *self.reports)
+        choose.token_logprobs(self.scores[i], self.tokens, self.wanted, *self.reports)
 
     def all(self, i: int) -> None:
         tokens = choose.draw(self.scores[i], self.draws, self.counts)
-        likely.token_logprobs(self.scores[i], tokens, self.wanted, *self.reports)
+        choose.token_logprobs(self.scores[i], tokens, self.wanted, *self.reports)
         choose.count_tokens(tokens, self.draws.count_rows, self.counts)
 
     def count(self, i: int) -> None:
@@ -88,33 +87,11 @@ def table(rows: int, size: int) -> str:
     return "\n".join(cells)
 
 
-def variants() -> None:
-    """Tiles and warps."""
-    for tile, group, tile_warps, row_warps in (
-        (2048, 16, 4, 4), (2048, 16, 2, 2), (2048, 16, 1, 1), (1024, 16, 1, 1), (1024, 16, 2, 1),
-        (1024, 8, 1, 1), (2048, 8, 2, 1), (4096, 16, 4, 2), (4096, 16, 8, 4),
-    ):  # fmt: skip
-        choose.TILE, choose.GROUP = likely.TILE, likely.GROUP = tile, group
-        choose._TILE_WARPS, choose._ROW_WARPS, likely._WARPS = tile_warps, row_warps, tile_warps
-        started = time.perf_counter()
-        case = Case(1, 248_077, 1.0, 20, 0.0)
-        eight = Case(8, 248_077, 1.0, 20, 0.0)
-        cells = [f"{c.time(what, False):6.1f}" for c in (case, eight) for what in (c.draw, c.report, c.all)]
-        took = time.perf_counter() - started
-        print(
-            f"  {tile=} {group=} {tile_warps=} {row_warps=}: {' '.join(cells)} us ({took:.1f} s)", flush=True
-        )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", type=int, default=248_077)
     parser.add_argument("--rows", default="1,8")
-    parser.add_argument("--variants", action="store_true")
     options = parser.parse_args()
-    if options.variants:
-        variants()
-        return
     for rows in options.rows.split(","):
         print(table(int(rows), options.size), flush=True)
 

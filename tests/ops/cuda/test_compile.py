@@ -29,7 +29,6 @@ def test_every_kernel_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str
     reports = json.loads((tmp_path / "reports.json").read_text())
     assert {report["target"] for report in reports} == {80, 90}
     compiled = [report for report in reports if not report["skipped"]]
-    assert len(compiled) >= 12
     assert all(0 < report["registers"] <= 255 for report in compiled)
     skipped = sorted({report["skipped"] for report in reports} - {""})
     if skipped:
@@ -37,19 +36,38 @@ def test_every_kernel_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str
             print(f"\n{len(reports) - len(compiled)} kernels not compiled: {', '.join(skipped)}")
 
 
-def test_a_kernel_that_does_not_compile_is_named() -> None:
-    code = (
-        "from tools import compile_kernels as c\n"
-        "from ninfer.ops.cuda import choose\n"
-        "from dataclasses import replace\n"
-        "s = next(iter(choose.specimens()))\n"
-        "c._items = lambda *_: [replace(s, constants={'TILE': 100})]\n"
-        "print(c.compile_job(c.Job('ninfer.ops.cuda.choose', 'specimens', 0, 80)))\n"
-    )
+BROKEN = """
+import triton
+import triton.language as tl
+
+from ninfer.ops.cuda.specimens import Specimen
+
+@triton.jit
+def fine(x, N: tl.constexpr):
+    tl.store(x + tl.arange(0, N), tl.zeros((N,), tl.float32))
+
+def specimens():
+    yield Specimen(fine, {"x": "*fp32"}, {"N": 64})
+    yield Specimen(fine, {"x": "*fp32"}, {"N": 63})
+    yield Specimen(fine, {"x": "*fp32"}, {})
+"""
+
+
+def test_a_kernel_that_does_not_compile_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "broken.py").write_text(BROKEN)
+    code = "from tools import compile_kernels as c; c.PACKAGE = 'made'; print(c.main(['--processes', '1']))"
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), environment.get("PYTHONPATH", "")))
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
-    assert "choose._tile_kernel[0]" in done.stdout
-    assert "FAILED" in done.stdout
-    assert "lacks ['GROUP']" in done.stdout
+    lines = done.stdout.splitlines()
+    for number, failed in enumerate((False, True, True)):
+        for target in (80, 90):
+            line = next(x for x in lines if x.startswith(f"broken.fine[{number}]") and f"sm_{target}" in x)
+            assert ("FAILED" in line) == failed
+    assert any("lacks ['N']" in line for line in lines)
+    assert lines[-1] == "1"
