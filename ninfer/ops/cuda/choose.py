@@ -49,6 +49,11 @@ def launch(name: str, grid: tuple[int, ...], values: tuple, device: torch.device
     function.launch(grid, (_THREADS,), values, pdl=_may_overlap(device))
 
 
+def list_bytes(tiles: int) -> int:
+    """Shared memory for the keys of all tiles of a row: the same for all usual vocabularies."""
+    return 8 * CANDIDATES * max(256, 1 << (tiles - 1).bit_length())
+
+
 @cache
 def _may_overlap(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= 9
@@ -74,7 +79,7 @@ def draw(
         tiles=tiles, words=mask_words(size), masks_given=0 if masks is None else masks.shape[0],
     )  # fmt: skip
     launch("draw_tiles", (tiles, rows), (params,), device)
-    launch("draw_rows", (rows,), (params,), device, 8 * CANDIDATES * tiles)
+    launch("draw_rows", (rows,), (params,), device, list_bytes(tiles))
     return out
 
 

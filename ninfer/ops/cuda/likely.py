@@ -48,4 +48,4 @@ def token_logprobs(
         top_logprobs=top_logprobs.data_ptr(), size=size, tiles=tiles,
     )  # fmt: skip
     choose.launch("report_tiles", (tiles, rows), (params,), device)
-    choose.launch("report_rows", (rows,), (params,), device, 8 * CANDIDATES * tiles)
+    choose.launch("report_rows", (rows,), (params,), device, choose.list_bytes(tiles))
