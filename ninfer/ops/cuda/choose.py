@@ -1,10 +1,9 @@
-"""Draws, counts and log-probabilities on the GPU (`csrc/sampling.cuh`).
+"""Draws and counts on the GPU (`csrc/sampling.cuh`).
 
 Roofline: 4 bytes a score, which the head has just written, so that they come from the L2 cache: 1 MB of
 248,077 scores is 0.3 us there. What counts is the latency of two launches: each tile of a row finds its best
-20 scores, then one block a row draws among those of all tiles, or says how likely they are. Sums of the
-exponentials of a tile are float32, of those of all tiles float64. All that rows ask for is data: one recorded
-launch serves greedy, sampled, masked and penalized rows and those that ask for nothing, whose blocks leave at
+20 scores, then one block a row draws among those of all tiles. All that rows ask for is data: one recorded
+launch serves greedy, sampled, masked and penalized rows and those that draw nothing, whose blocks leave at
 once. Penalties are float32 without fused multiply-add, and weights are float64 added up in order, so that the
 same scores give the token that the CPU draws.
 """
@@ -19,9 +18,9 @@ import torch
 
 from ninfer.ops.cuda.compile import Function, Module
 from ninfer.ops.sampling import CANDIDATES, Draws, mask_words
-from ninfer.ops.sampling_checks import check_clearing, check_counting, check_draws, check_reports
+from ninfer.ops.sampling_checks import check_clearing, check_counting, check_draws
 
-_TILE, _THREADS = 2048, 128
+TILE, _THREADS = 2048, 128
 
 
 class _Draws(ctypes.Structure):
@@ -35,16 +34,6 @@ class _Draws(ctypes.Structure):
     ]
 
 
-class _Reports(ctypes.Structure):
-    """`struct Reports` of sampling.cuh."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("scores", "tokens", "wanted", "lists", "tops", "sums")),
-        *((name, ctypes.c_void_p) for name in ("logprob", "top_ids", "top_logprobs")),
-        *((name, ctypes.c_int32) for name in ("size", "tiles")),
-    ]
-
-
 @cache
 def _module() -> Module:
     return Module("sampling.cuh")
@@ -54,9 +43,15 @@ def programs() -> Iterable[Module]:
     yield _module()
 
 
-def _launch(name: str, grid: tuple[int, ...], values: tuple, device: torch.device, shared: int = 0) -> None:
+def launch(name: str, grid: tuple[int, ...], values: tuple, device: torch.device, shared: int = 0) -> None:
+    """Start a kernel of sampling.cuh, in blocks of 128 threads, with `shared` bytes of dynamic memory."""
     function: Function = _module().function(name, device, shared)
     function.launch(grid, (_THREADS,), values, pdl=_may_overlap(device))
+
+
+def list_bytes(tiles: int) -> int:
+    """Shared memory for the keys of all tiles of a row: the same for all usual vocabularies."""
+    return 8 * CANDIDATES * max(256, 1 << (tiles - 1).bit_length())
 
 
 @cache
@@ -69,7 +64,7 @@ def draw(
 ) -> torch.Tensor:
     check_draws(logits, draws, counts, masks)
     rows, size = logits.shape
-    device, tiles = logits.device, -(-size // _TILE)
+    device, tiles = logits.device, -(-size // TILE)
     out = torch.empty(rows, dtype=torch.int32, device=device)
     if rows == 0:
         return out
@@ -83,34 +78,9 @@ def draw(
         mask_row=draws.mask_row.data_ptr(), lists=lists.data_ptr(), out=out.data_ptr(), size=size,
         tiles=tiles, words=mask_words(size), masks_given=0 if masks is None else masks.shape[0],
     )  # fmt: skip
-    _launch("draw_tiles", (tiles, rows), (params,), device)
-    _launch("draw_rows", (rows,), (params,), device, 8 * CANDIDATES * tiles)
+    launch("draw_tiles", (tiles, rows), (params,), device)
+    launch("draw_rows", (rows,), (params,), device, list_bytes(tiles))
     return out
-
-
-def token_logprobs(
-    logits: torch.Tensor,
-    tokens: torch.Tensor,
-    wanted: torch.Tensor,
-    logprob: torch.Tensor,
-    top_ids: torch.Tensor,
-    top_logprobs: torch.Tensor,
-) -> None:
-    check_reports(logits, tokens, wanted, logprob, top_ids, top_logprobs)
-    rows, size = logits.shape
-    if rows == 0:
-        return
-    device, tiles = logits.device, -(-size // _TILE)
-    lists = torch.empty((rows, tiles, CANDIDATES), dtype=torch.int64, device=device)
-    tops = torch.empty((rows, tiles), dtype=torch.int32, device=device)
-    sums = torch.empty((rows, tiles), dtype=torch.float32, device=device)
-    params = _Reports(
-        scores=logits.data_ptr(), tokens=tokens.data_ptr(), wanted=wanted.data_ptr(), lists=lists.data_ptr(),
-        tops=tops.data_ptr(), sums=sums.data_ptr(), logprob=logprob.data_ptr(), top_ids=top_ids.data_ptr(),
-        top_logprobs=top_logprobs.data_ptr(), size=size, tiles=tiles,
-    )  # fmt: skip
-    _launch("report_tiles", (tiles, rows), (params,), device)
-    _launch("report_rows", (rows,), (params,), device, 8 * CANDIDATES * tiles)
 
 
 def count_tokens(tokens: torch.Tensor, count_rows: torch.Tensor, counts: torch.Tensor) -> None:
@@ -118,12 +88,12 @@ def count_tokens(tokens: torch.Tensor, count_rows: torch.Tensor, counts: torch.T
     total = tokens.numel()
     if total:
         values = (tokens, count_rows, counts, total, counts.shape[1])
-        _launch("count", (-(-total // _THREADS),), values, counts.device)
+        launch("count", (-(-total // _THREADS),), values, counts.device)
 
 
 def clear_counts(count_rows: torch.Tensor, counts: torch.Tensor) -> None:
     check_clearing(count_rows, counts)
     size = counts.shape[1]
     if count_rows.numel() and size:
-        grid = -(-size // _TILE), count_rows.numel()
-        _launch("clear", grid, (count_rows, counts, size), counts.device)
+        grid = -(-size // TILE), count_rows.numel()
+        launch("clear", grid, (count_rows, counts, size), counts.device)

@@ -13,7 +13,8 @@ import torch
 from ninfer.errors import OptionError
 from ninfer.ops import CANDIDATES, Draws, SamplingParams, cpu, mask_words
 from ninfer.ops.cuda import choose
-from ninfer.ops.cuda.choose import clear_counts, count_tokens, draw, token_logprobs
+from ninfer.ops.cuda.choose import clear_counts, count_tokens, draw
+from ninfer.ops.cuda.likely import token_logprobs
 from tests.ops.cuda.host import COMPILER, build
 from tests.ops.test_logprobs import LEFT, log_softmax, near
 from tests.ops.test_sampling import random_params
@@ -64,7 +65,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
         ]  # fmt: skip
         getattr(host, f"run_{name}")(*(*grid, 1)[:2], *given)
 
-    monkeypatch.setattr(choose, "_launch", launch)
+    monkeypatch.setattr(choose, "launch", launch)
 
 
 def on(device: torch.device, draws: Draws) -> Draws:
