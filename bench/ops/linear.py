@@ -21,7 +21,7 @@ import torch
 from ninfer.ops.cuda import small
 from ninfer.ops.cuda.compile import Module, architecture, compile_source
 from ninfer.ops.cuda.packed import Order, Packed, Packing, Segment
-from ninfer.ops.cuda.small import Division, Mode, Norm, small_linear
+from ninfer.ops.cuda.small import Division, Mode, Norm, Plan, small_linear
 
 PACKINGS = {
     "nvfp4": Packing("Nvfp4", Order.OWNED, 576, row_scaled=True),
@@ -153,45 +153,36 @@ def layer_chain(packing: Packing, tokens: int, fused: bool, layers: int = 4) -> 
 
 def variants(packing: Packing, case: Case) -> list[Division]:
     """Divisions worth comparing."""
-    units, found = case.columns // packing.unit_columns, []
-    for warps, groups, copy, kilobytes, blocks in (
-        (8, 1, 5, 94, 2), (8, 2, 5, 94, 2), (8, 2, 5, 46, 2), (8, 2, 1, 94, 2), (8, 4, 5, 94, 2),
-        (8, 3, 5, 94, 2), (8, 6, 6, 94, 2), (8, 1, 2, 94, 2), (16, 1, 5, 184, 1), (16, 2, 3, 94, 2),
-        (8, 2, 5, 184, 1), (8, 1, 5, 184, 1),
-    ):  # fmt: skip
-        length = -(-units // (groups * warps))
-        if length > (10 if blocks == 2 else 18) or length * packing.unit_columns > 1152:
-            continue
-        copy = min(copy, length)
-        size = warps * copy * packing.unit_bytes
-        copies = min(16, (kilobytes << 10) // size)
-        if copies > 1:
-            found.append(Division(groups, warps, length, copy, copies, 2, blocks))
+    units, tiles, found = case.columns // packing.unit_columns, case.rows // 16, []
+    for cluster, blocks in ((2, 2), (1, 2), (2, 1)):
+        own = small.divide(packing, tiles, units, 132, cluster)
+        for copy in (own.slice_units, 3, 1) if cluster == 2 and blocks == 2 else (own.copy_units,):
+            found.append(replace(own, copy_units=min(copy, own.slice_units), blocks=blocks))
+        if own.passes > 1:
+            length = -(-units // (cluster * small.WARPS * (own.passes + 1)))
+            found.append(replace(own, passes=own.passes + 1, slice_units=length, copy_units=length))
     return list(dict.fromkeys(found))
 
 
 def _use(division: Division | None) -> None:
     """Have all products use this division, or their own."""
-    small._divided = (lambda *_: division) if division else small.divide  # pyright: ignore
+    own = small.__dict__.setdefault("_own", small._divided)
+    small._divided = (lambda *_: division) if division else own  # pyright: ignore
 
 
-def _defines(formats: Sequence[str], tokens: Sequence[int], with_variants: bool) -> list[dict]:
+def _plans(formats: Sequence[str], tokens: Sequence[int], with_variants: bool) -> list[tuple[Packing, Plan]]:
     made = []
     for name in formats:
         packing = PACKINGS[name]
         for case in (*LAYER, HEAD):
-            units = case.columns // packing.unit_columns
-            divisions = [small.divide(packing, case.rows // 16, units, 132)]
+            divisions = [small.divide(packing, case.rows // 16, case.columns // packing.unit_columns, 132)]
             if with_variants and case != HEAD:
                 divisions += variants(packing, case)
             for division in divisions:
-                for tiles in {small.token_tiles(t) for t in tokens}:
-                    made.append(
-                        small.module(packing, small._for_tokens(packing, division, tiles), tiles).defines
-                    )
+                made += [(packing, small.plan(packing, division, small.token_tiles(t))) for t in tokens]
             if case in (ATTENTION_IN, GATE_UP):
-                made.append(small.module(packing, divisions[0], 1, 1).defines)
-    return made
+                made.append((packing, small.plan(packing, divisions[0], 1, 1)))
+    return list(dict.fromkeys(made))
 
 
 def _compile(job: tuple[dict, str]) -> None:
@@ -201,8 +192,7 @@ def _compile(job: tuple[dict, str]) -> None:
 def warm(formats: Sequence[str], tokens: Sequence[int], with_variants: bool) -> None:
     """Compile everything, in parallel."""
     arch = architecture(0)
-    distinct = {repr(d): d for d in _defines(formats, tokens, with_variants)}
-    jobs = [(d, arch) for d in distinct.values()]
+    jobs = [(small.module(*p).defines, arch) for p in _plans(formats, tokens, with_variants)]
     with ProcessPoolExecutor(10, mp_context=get_context("spawn")) as pool:
         list(pool.map(_compile, jobs))
     print(f"{len(jobs)} kernels compiled")
@@ -244,9 +234,7 @@ def main() -> None:
                     _use(division)
                     try:
                         us = measure(packing, case, tokens[0], copies)
-                        d = division
-                        parts = (d.warps, d.groups, d.slice_units, d.copy_units, d.copies, d.blocks)
-                        text = "  w{} g{} ku{} c{}x{} b{}".format(*parts)
+                        text = "  " + " ".join(str(v) for v in vars(division).values())
                         report(name, text, size, [us])
                     finally:
                         _use(None)

@@ -23,7 +23,7 @@ In a SWIGLU segment a tile holds 8 gate rows and the 8 up rows that belong to th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
@@ -64,8 +64,7 @@ class Segment:
     """Rows of one format. `first` is the first output row; `row_map` (int32 `[rows]`) says instead where each
     row goes, where they do not stand together (-1: nowhere). `data` uint8; `row_scales` float32
     `[rows padded to 16]`, in the order of the packed rows. In a SWIGLU segment `rows` counts gate and up
-    rows, and `first` and `row_map` mean outputs, half as many. `counters` (int32, zeros between calls) is
-    where blocks that share a sum meet, so one matrix cannot be used in two streams at once."""
+    rows, and `first` and `row_map` mean outputs, half as many."""
 
     packing: Packing
     format: str
@@ -75,11 +74,6 @@ class Segment:
     data: torch.Tensor
     row_scales: torch.Tensor | None = None
     row_map: torch.Tensor | None = None
-    counters: torch.Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        zeros = torch.zeros(8 * self.tiles, dtype=torch.int32, device=self.data.device)
-        object.__setattr__(self, "counters", zeros)
 
     @property
     def tiles(self) -> int:

@@ -19,9 +19,15 @@ from ninfer.ops.cuda.compile import Module
 from ninfer.ops.cuda.packed import TILE, Packed, Packing, Segment
 
 MOST_TOKENS = 64
-_SHARED_BYTES = 232_448  # of a block on sm_90; two blocks share 233,472, with 1,024 of each for the system
-_ROOM = 160
-"""Registers of a lane for x: two blocks share a multiprocessor with half of that."""
+WARPS = 8
+"""That multiply, in a block; two more copy and add."""
+_SHARED_BYTES = 115_712
+"""Of a block, where two share a multiprocessor of Hopper; `_SHARED_BYTES_WHOLE` where it has one alone."""
+_SHARED_BYTES_WHOLE = 231_424
+_ROOM = 48
+"""Registers of a lane for x, where two blocks share a multiprocessor."""
+_ROOM_WHOLE = 104
+_MOST_TOTALS = 8
 
 
 class Mode(IntEnum):
@@ -35,89 +41,98 @@ class Mode(IntEnum):
 
 @dataclass(frozen=True)
 class Division:
-    """How a segment is divided: `groups` of blocks share K, in a block `warps` do.
+    """How a segment is divided: `cluster` blocks share K, their warps have slices of at most `slice_units` of
+    it, one after the other in `passes`.
 
-    `slice_units` in the longest share, `copy_units` in one copy, `copies` of a warp under way, `buffers` of
-    sums under way, `blocks` that share a multiprocessor.
+    `copy_units` of a warp in one copy, `totals` of a block's tiles kept between passes, `blocks` that share a
+    multiprocessor.
     """
 
-    groups: int
-    warps: int
+    cluster: int
+    passes: int
     slice_units: int
     copy_units: int
-    copies: int
-    buffers: int
+    totals: int
     blocks: int
 
-    def shared_bytes(self, packing: Packing, tiles: int, norm: bool = False) -> int:
-        """Of a block, for `tiles` token tiles; as `struct Shared` has it."""
-        ring = _up(self.copies * self.copy_units * packing.unit_bytes, 128) * self.warps
-        sums = self.buffers * tiles * self.warps * 512
-        return _up(
-            ring + sums + 8 * (self.warps * self.copies + 2 * self.buffers) + 512 * self.warps * norm, 128
-        )
+    def registers(self, packing: Packing) -> int:
+        """Of a lane, for x, for each token tile."""
+        return self.slice_units * packing.unit_columns // 8
+
+    def copy_bytes(self, packing: Packing) -> int:
+        """Of the ring, that one copy takes."""
+        return WARPS * self.copy_units * packing.unit_bytes
 
 
 def _up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-def divide(packing: Packing, tiles: int, units: int, processors: int) -> Division:
-    """The division of `[16 tiles, units]` among multiprocessors: the one whose busiest block has least to
-    do."""
-    warps = 8
-    most = max(1, _ROOM // 2 * 8 // packing.unit_columns)
-    choices = []
-    for groups in range(1, max(1, min(processors, 16, units // warps)) + 1):
-        length = -(-units // (groups * warps))
-        places = processors // groups
-        work = -(-tiles // places) * (-(-units // groups) + 2 + (groups > 1)) + 4 * (groups > 1)
-        choices.append((max(0, length - most), work, groups))
-    groups = min(choices)[2]
-    length = -(-units // (groups * warps))
-    copy = max(1, min(length, 4096 // packing.unit_bytes))
+def divide(packing: Packing, tiles: int, units: int, processors: int, cluster: int = 2) -> Division:
+    """How `[16 tiles, units]` is divided among multiprocessors, with clusters of up to `cluster` blocks."""
+    blocks = 2 if packing.unit_columns == 64 else 1
+    room = (_ROOM if blocks == 2 else _ROOM_WHOLE) * 8 // packing.unit_columns
+    cluster = min(cluster, max(1, units // WARPS))
+    passes = -(-units // (cluster * WARPS * room))
+    length = -(-units // (cluster * WARPS * passes))
+    copy = max(1, min(length, 3584 // packing.unit_bytes))
     copy = -(-length // -(-length // copy))  # equal copies
-    copies = max(2, min(16, 98_304 // (warps * copy * packing.unit_bytes)))
-    return Division(groups, warps, length, copy, copies, 2, 2)
+    totals = 0
+    if passes > 1:
+        totals = min(_MOST_TOTALS, -(-tiles // max(1, processors // cluster)))
+        totals = -(-totals // cluster)
+    return Division(cluster, passes, length, copy, totals, blocks)
 
 
 @cache
-def _divided(packing: Packing, tiles: int, units: int, processors: int) -> Division:
-    return divide(packing, tiles, units, processors)
+def _divided(packing: Packing, tiles: int, units: int, device: int) -> Division:
+    cluster = 2 if torch.cuda.get_device_capability(device)[0] >= 9 else 1
+    return divide(packing, tiles, units, processors_of(device), cluster)
 
 
-def _for_tokens(packing: Packing, division: Division, tiles: int) -> Division:
-    """For `tiles` token tiles: their sums and registers may need a whole multiprocessor. The order of sums is
-    the same."""
-    shared = _registers(packing, division.slice_units) * tiles <= _ROOM // 2
-    return replace(division, buffers=2 if tiles < 4 else 1, blocks=division.blocks if shared else 1)
+@dataclass(frozen=True)
+class Plan:
+    """A division with what depends on the number of token tiles and on the norm, but changes no sum."""
 
-
-def _registers(packing: Packing, slice_units: int) -> int:
-    return slice_units * packing.unit_columns // 8
-
-
-def most_tiles(packing: Packing, division: Division) -> int:
-    """Token tiles of one launch: 1, 2 or 4."""
-    return max((t for t in (1, 2, 4) if _registers(packing, division.slice_units) * t <= _ROOM), default=1)
+    division: Division
+    token_tiles: int
+    norm: int
+    blocks: int
+    buffers: int
+    copies: int
+    shared_bytes: int
 
 
 @cache
-def module(packing: Packing, division: Division, tiles: int, norm: int = 0) -> Module:
-    """The kernels of a format and a division for `tiles` token tiles of 8; with a norm: 1 of bf16 gains, 2 of
-    float32."""
+def plan(packing: Packing, division: Division, tiles: int, norm: int = 0) -> Plan:
+    """For `tiles` token tiles of 8 (1 or 2); with a norm: 1 of bf16 gains, 2 of float32."""
+    blocks = division.blocks if tiles == 1 else 1
+    buffers = 2
+    room = _SHARED_BYTES if blocks == 2 else _SHARED_BYTES_WHOLE
+    fixed = (buffers * division.cluster * WARPS + division.totals) * tiles * 512 + 512  # 512: barriers
+    if norm:
+        fixed += WARPS * (division.slice_units * packing.unit_columns * 2 * norm + 32)
+    copies = max(2, min(16, (room - fixed) // division.copy_bytes(packing)))
+    used = _up(copies * division.copy_bytes(packing), 16) + fixed
+    return Plan(division, tiles, norm, blocks, buffers, copies, _up(used, 128))
+
+
+@cache
+def module(packing: Packing, p: Plan) -> Module:
+    """The kernels of a format for a plan."""
     return Module(
         "small.cuh",
         {
             "FORMAT": packing.kernel,
-            "TOKEN_TILES": tiles,
-            "SLICE_UNITS": division.slice_units,
-            "BLOCK_WARPS": division.warps,
-            "COPY_UNITS": division.copy_units,
-            "RING_COPIES": division.copies,
-            "SUM_BUFFERS": division.buffers,
-            "SM_BLOCKS": division.blocks,
-            "NORM": norm,
+            "TOKEN_TILES": p.token_tiles,
+            "SLICE_UNITS": p.division.slice_units,
+            "COPY_UNITS": p.division.copy_units,
+            "RING_COPIES": p.copies,
+            "SUM_BUFFERS": p.buffers,
+            "CLUSTER": p.division.cluster,
+            "TOTALS": p.division.totals,
+            "SM_BLOCKS": p.blocks,
+            "NORM": p.norm,
         },
     )
 
@@ -127,10 +142,10 @@ class _Params(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weights", "row_scales", "row_map", "x", "residual", "out")),
-        *((name, ctypes.c_void_p) for name in ("gain", "normed", "partial", "counters")),
+        *((name, ctypes.c_void_p) for name in ("gain", "normed")),
         *((name, ctypes.c_int32) for name in ("tokens", "columns", "rows", "first")),
         ("out_stride", ctypes.c_uint32),
-        *((name, ctypes.c_int32) for name in ("tiles", "units", "groups", "mode", "unit_offset")),
+        *((name, ctypes.c_int32) for name in ("tiles", "units", "passes", "mode", "unit_offset")),
         ("eps", ctypes.c_float),
     )
 
@@ -152,8 +167,8 @@ def processors_of(device: int) -> int:
 
 
 def token_tiles(tokens: int) -> int:
-    """Tiles of 8 tokens that a kernel is compiled for: 1, 2 or 4."""
-    return 1 if tokens <= 8 else 2 if tokens <= 16 else 4
+    """Tiles of 8 tokens that a launch takes: 1 or 2."""
+    return 1 if tokens <= 8 else 2
 
 
 def small_linear(
@@ -183,17 +198,17 @@ def small_linear(
         x = torch.nn.functional.pad(x, (0, -x.shape[1] % 8))
     elif x.data_ptr() % 16:
         x = x.clone()
-    processors = processors_of(x.device.index if x.device.index is not None else torch.cuda.current_device())
+    device = x.device.index if x.device.index is not None else torch.cuda.current_device()
     for segment, rows in _wanted(packed, out.shape[1], mode):
-        row_tiles = -(-rows * (2 if mode == Mode.SWIGLU else 1) // TILE)
-        division = _divided(segment.packing, row_tiles, segment.units, processors)
+        tiles = -(-rows * (2 if mode == Mode.SWIGLU else 1) // TILE)
+        division = _divided(segment.packing, tiles, segment.units, device)
         if norm is not None and tokens > 8:
-            x, norm = _normed(x, segment, division, norm), None
-        step = 8 * most_tiles(segment.packing, division)
+            x, norm = _normed(x, segment.packing, division, norm), None
+        step = 16 if 2 * division.registers(segment.packing) <= _ROOM_WHOLE else 8
         for t in range(0, tokens, step):
             part = slice(t, t + step)
             added = None if residual is None else residual[part]
-            _launch(x[part], segment, division, row_tiles, rows, out[part], mode, added, norm, processors)
+            _launch(x[part], segment, division, tiles, rows, out[part], mode, added, norm)
         if norm is not None and norm.normed is not None:
             norm = replace(norm, normed=None)
     return out
@@ -208,16 +223,14 @@ def _wanted(packed: Packed, columns: int, mode: Mode) -> Iterator[tuple[Segment,
             yield segment, rows
 
 
-def _normed(x: torch.Tensor, segment: Segment, division: Division, norm: Norm) -> torch.Tensor:
+def _normed(x: torch.Tensor, packing: Packing, division: Division, norm: Norm) -> torch.Tensor:
     """The norm by itself, in the same arithmetic as in front of a product."""
     h = torch.empty_like(x) if norm.normed is None else norm.normed
     params = _Params(x=x.data_ptr(), tokens=x.shape[0], columns=x.shape[1])
-    params.units, params.groups = segment.units, division.groups
     _set_norm(params, norm)
     params.normed = h.data_ptr()
-    function = module(segment.packing, division, 1, _kind(norm)).function("norm_rows", x.device)
-    blocks = -(-x.shape[0] // 8) * division.groups
-    function.launch((blocks,), (32 * division.warps,), (params,), pdl=_may_overlap(x.device))
+    function = module(packing, plan(packing, division, 1, _kind(norm))).function("norm_rows", x.device)
+    function.launch((-(-x.shape[0] // 8),), (32 * WARPS,), (params,), pdl=_may_overlap(x.device))
     return h
 
 
@@ -242,16 +255,13 @@ def _launch(
     x: torch.Tensor,
     segment: Segment,
     division: Division,
-    row_tiles: int,
+    tiles: int,
     rows: int,
     out: torch.Tensor,
     mode: Mode,
     residual: torch.Tensor | None,
     norm: Norm | None,
-    processors: int,
 ) -> None:
-    groups, tiles = division.groups, token_tiles(x.shape[0])
-    division = _for_tokens(segment.packing, division, tiles)
     params = _Params(
         weights=segment.data.data_ptr(),
         row_scales=None if segment.row_scales is None else segment.row_scales.data_ptr(),
@@ -259,25 +269,25 @@ def _launch(
         x=x.data_ptr(),
         residual=None if residual is None else residual.data_ptr(),
         out=out.data_ptr(),
-        counters=segment.counters.data_ptr(),
         tokens=x.shape[0],
         columns=x.shape[1],
         rows=rows,
         first=segment.first,
         out_stride=out.shape[1],
-        tiles=row_tiles,
+        tiles=tiles,
         units=segment.units,
-        groups=groups,
+        passes=division.passes,
         mode=mode,
     )
     if norm is not None:
         _set_norm(params, norm)
-    partial = None
-    if groups > 1:
-        partial = torch.empty(row_tiles * tiles * groups * 128, dtype=torch.float32, device=x.device)
-        params.partial = partial.data_ptr()
-    places = min(processors // groups, row_tiles)
-    function = module(segment.packing, division, tiles, _kind(norm)).function(
-        "small_linear", x.device, division.shared_bytes(segment.packing, tiles, norm is not None)
+    made = plan(segment.packing, division, token_tiles(x.shape[0]), _kind(norm))
+    function = module(segment.packing, made).function("small_linear", x.device, made.shared_bytes)
+    clusters = min(processors_of(function.device) // division.cluster, tiles)
+    function.launch(
+        (clusters * division.cluster,),
+        (32 * (WARPS + 2),),
+        (params,),
+        pdl=_may_overlap(x.device),
+        cluster=division.cluster,
     )
-    function.launch((places * groups,), (32 * division.warps,), (params,), pdl=_may_overlap(x.device))

@@ -11,7 +11,7 @@ import torch
 from ninfer.errors import OptionError
 from ninfer.ops.cuda.compile import SOURCES, CompileError, compile_source
 from ninfer.ops.cuda.packed import Packed
-from ninfer.ops.cuda.small import Mode, Norm, divide, module, small_linear
+from ninfer.ops.cuda.small import WARPS, Mode, Norm, divide, module, plan, small_linear
 from tests.ops.criteria import LINEAR
 from tests.ops.cuda.fragments import BF16, FP8, MAKERS, NVFP4, Made
 
@@ -157,31 +157,25 @@ def test_refusals():
 
 
 def test_divisions():
+    shapes = ((1, 1), (4, 2), (64, 80), (320, 96), (320, 272), (1024, 80), (2176, 80), (15520, 80))
     for packing in (NVFP4, FP8, BF16):
-        for tiles, units in (
-            (1, 1),
-            (4, 2),
-            (64, 80),
-            (320, 96),
-            (320, 272),
-            (1024, 80),
-            (2176, 80),
-            (15520, 80),
-        ):
-            for processors in (108, 132, 46):
-                d = divide(packing, tiles, units, processors)
-                assert d.slice_units == -(-units // (d.groups * d.warps))
-                assert d.groups <= processors
-                for token_tiles in (1, 2, 4):
-                    assert d.shared_bytes(packing, token_tiles) <= (115_712 if token_tiles == 1 else 232_448)
+        for tiles, units in shapes:
+            for processors, cluster in ((108, 1), (132, 2), (46, 2)):
+                d = divide(packing, tiles, units, processors, cluster)
+                assert d.slice_units == -(-units // (d.cluster * WARPS * d.passes))
+                assert (d.passes > 1) == (d.totals > 0)
+                for tokens, norm in ((1, 0), (1, 1), (1, 2), (2, 0)):
+                    made = plan(packing, d, tokens, norm)
+                    assert made.shared_bytes <= (115_712 if made.blocks == 2 else 232_448)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("packing", [NVFP4, FP8, BF16], ids=lambda p: p.kernel)
-@pytest.mark.parametrize("tiles", [1, 4])
-def test_compiles(arch, packing, tiles, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("tiles", "norm"), [(1, 1), (2, 0)])
+def test_compiles(arch, packing, tiles, norm, tmp_path, monkeypatch):
     """Without a GPU, by NVRTC or by nvcc, whichever is here."""
-    defines = module(packing, divide(packing, 320, 80, 132), tiles).defines
+    division = divide(packing, 320, 272, 132, 1 if arch == "sm_80" else 2)
+    defines = module(packing, plan(packing, division, tiles, norm)).defines
     monkeypatch.setenv("NINFER_CACHE", str(tmp_path))
     try:
         assert compile_source("small.cuh", defines, arch)
