@@ -42,6 +42,7 @@ ENOUGH = 512
 """Programs that fill a device without splits."""
 LEAST_SPLIT = 1024
 IMAGES_PAY = 512
+TURNS = 1
 HOPPER_SHARED = 64 * 1024 + 4 * 32 * 1024 + 64
 _DECODED = 2048
 """Numbers that a program decodes."""
@@ -152,7 +153,7 @@ def paged_attention_wide(
 
 @functools.cache
 def _hopper() -> Module:
-    return Module("attend_wide.cuh")
+    return Module("attend_wide.cuh", {"TURNS": TURNS})
 
 
 class _Call:
