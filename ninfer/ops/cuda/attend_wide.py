@@ -83,7 +83,10 @@ def tiling(capability: tuple[int, int] | None, width: int, format: KvFormat, col
         # Copying bf16 pages into images pays where there are many columns.
         hopper = width == 256 and (format is not KvFormat.BF16 or columns >= IMAGES_PAY)
         return Tiling(128, 8, 2, width & (width - 1) == 0 and width >= 64, hopper)
-    return Tiling(64, 4, 1 if width > 128 else 2, False)
+    if width <= 128:
+        return Tiling(64, 4, 2, False)
+    # Two stages of 256 need 104 KB of shared memory, which only the A100 has among GPUs of its kind.
+    return Tiling(64, 8, 2 if capability == (8, 0) else 1, False)
 
 
 @functools.cache
@@ -95,7 +98,7 @@ def split_of(columns: int, group: int, kv_heads: int, rows: int) -> int:
     programs = -(-columns * group // rows) * kv_heads
     if programs >= ENOUGH:
         return 0
-    return min(SEGMENT, max(LEAST_SPLIT, 1 << (256 * programs).bit_length() - 1))
+    return min(SEGMENT, max(LEAST_SPLIT, 1 << (128 * programs).bit_length() - 1))
 
 
 def paged_attention_wide(
