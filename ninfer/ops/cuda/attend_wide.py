@@ -42,7 +42,7 @@ ENOUGH = 512
 """Programs that fill a device without splits."""
 LEAST_SPLIT = 1024
 IMAGES_PAY = 512
-TURNS = 1
+"""Columns from which bf16 pages are copied for the kernel of Hopper."""
 HOPPER_SHARED = 64 * 1024 + 4 * 32 * 1024 + 64
 _DECODED = 2048
 """Numbers that a program decodes."""
@@ -98,7 +98,7 @@ def split_of(columns: int, group: int, kv_heads: int, rows: int) -> int:
     programs = -(-columns * group // rows) * kv_heads
     if programs >= ENOUGH:
         return 0
-    return min(SEGMENT, max(LEAST_SPLIT, 1 << (128 * programs).bit_length() - 1))
+    return min(SEGMENT, max(LEAST_SPLIT, 1 << (256 * programs).bit_length() - 1))
 
 
 def paged_attention_wide(
@@ -156,7 +156,7 @@ def paged_attention_wide(
 
 @functools.cache
 def _hopper() -> Module:
-    return Module("attend_wide.cuh", {"TURNS": TURNS})
+    return Module("attend_wide.cuh")
 
 
 class _Call:

@@ -176,18 +176,6 @@ DEVICE void warp_arrive(u64* barrier) {
     if ((threadIdx.x & 31) == 0) barrier_arrive(barrier);
 }
 
-// The halves issue their products in turns, so that one half's softmax runs beside the other's products.
-DEVICE void take_turn(int half) {
-#if TURNS
-    asm volatile("bar.sync %0, 256;" ::"r"(4 + half) : "memory");
-#endif
-}
-DEVICE void give_turn(int half) {
-#if TURNS
-    asm volatile("bar.arrive %0, 256;" ::"r"(5 - half) : "memory");
-#endif
-}
-
 // Arguments as those of the kernel in Triton: keys `base .. end` of one request, of which `keys` and `values` hold
 // images [tile][head]; `split` keys a block, or 0; without `first` the state is read, without `last` written.
 extern "C" __global__ void __launch_bounds__(384, 1)
@@ -299,17 +287,14 @@ extern "C" __global__ void __launch_bounds__(384, 1)
             soften<true>(s, rows, shrink, seen, key, scale);
         shrink_sums(o, shrink);
         pack(p, s);
-        if (half) give_turn(1);
         for (int j = 1; j < tiles; j++) {
             const int stage = j % STAGES, before = (j - 1) % STAGES;
             barrier_wait(&shared.keys_full[stage], j / STAGES & 1);
-            take_turn(half);
             pin(s);
             issue_scores(s, queries, shared.keys[stage]);
             barrier_wait(&shared.values_full[before], (j - 1) / STAGES & 1);
             pin(o);
             issue_values(o, p, shared.values[before]);
-            give_turn(half);
             products_wait<1>();
             pin(s);
             warp_arrive(&shared.keys_empty[stage]);
