@@ -31,7 +31,9 @@ def time_graph(
     `calls` do the same work on different operands, which together are larger than L2 (`copies`), on the
     current device, and must be safe to capture. `launches`: calls in the graph (0: at least 20, whole turns).
     The graph is replayed `replays` times, fewer where that takes longer than `budget_s`, but at least 3
-    times. Without a GPU the calls are timed one by one, so that the same benchmark runs anywhere.
+    times. Calls that can't be captured are queued one after the other instead, which is as good where a call
+    takes longer than its launch. Without a GPU the calls are timed one by one, so that the same benchmark
+    runs anywhere.
     """
     if not calls:
         raise ValueError("time_graph needs at least one call")
@@ -46,24 +48,38 @@ def time_graph(
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     turns = -(-(launches or 20) // len(calls))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def work() -> None:
         for _ in range(turns):
             for call in calls:
                 call()
+
+    replay = _captured(work) or work
     count = turns * len(calls)
     spent: list[float] = []
-    graph.replay()
+    replay()
     torch.cuda.synchronize()
     deadline = time.perf_counter() + budget_s
     while len(spent) < 3 or (len(spent) < replays and time.perf_counter() < deadline):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        graph.replay()
+        replay()
         end.record()
         end.synchronize()
         spent.append(begin.elapsed_time(end) * 1e3 / count)
     return statistics.median(spent)
+
+
+def _captured(work: Callable[[], None]) -> Callable[[], None] | None:
+    """What replays `work` as a graph; None if it can't be captured."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            work()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    return graph.replay
 
 
 def _time_on_cpu(calls: Sequence[Callable[[], object]], replays: int, budget_s: float) -> float:

@@ -15,11 +15,11 @@ from ninfer.ops.delta import (
     gdn_gating,
 )
 from ninfer.ops.embedding import embedding
-from ninfer.ops.fused import GdnMixer, gdn_mix, norm_linear, norm_linear_swiglu
+from ninfer.ops.fused import GdnMixer, fold_gdn, gdn_mix, norm_linear, norm_linear_swiglu
 from ninfer.ops.gate import sigmoid_mul
 from ninfer.ops.linear import linear, linear_swiglu, logits
 from ninfer.ops.norms import gated_rms_norm, rms_norm
-from ninfer.ops.recording import Recording
+from ninfer.ops.recording import Recording, recording_pool
 from ninfer.ops.rope import Rope
 from ninfer.ops.sampling import (
     CANDIDATES,
@@ -34,15 +34,17 @@ from ninfer.ops.sampling import (
     token_logprobs,
     uniform,
 )
-from ninfer.ops.weights import ActivationPolicy, Encoded, Matrix, Role, RowSpan, place
-from ninfer.ops.workspace import (
-    attention_bytes,
-    delta_net_bytes,
-    linear_bytes,
-    recorded_attention,
-    recorded_linear,
-    swiglu_bytes,
+from ninfer.ops.weights import (
+    ActivationPolicy,
+    Encoded,
+    Matrix,
+    Role,
+    RowSpan,
+    Upload,
+    place,
+    uploading,
 )
+from ninfer.ops.workspace import Workspace, workspace
 
 __all__ = [
     "CANDIDATES",
@@ -62,22 +64,22 @@ __all__ = [
     "Rope",
     "RowSpan",
     "SamplingParams",
-    "attention_bytes",
+    "Upload",
+    "Workspace",
     "causal_conv",
     "clear_counts",
     "count_tokens",
-    "delta_net_bytes",
     "draw",
     "embedding",
     "fold_conv",
     "fold_delta_net",
+    "fold_gdn",
     "gated_attention",
     "gated_delta_net",
     "gated_rms_norm",
     "gdn_gating",
     "gdn_mix",
     "linear",
-    "linear_bytes",
     "linear_swiglu",
     "logits",
     "mask_words",
@@ -86,12 +88,12 @@ __all__ = [
     "paged_attention",
     "place",
     "qk_prepare",
-    "recorded_attention",
-    "recorded_linear",
+    "recording_pool",
     "rms_norm",
     "sample",
     "sigmoid_mul",
-    "swiglu_bytes",
     "token_logprobs",
     "uniform",
+    "uploading",
+    "workspace",
 ]

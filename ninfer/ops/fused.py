@@ -6,6 +6,7 @@ The roundings are those of the parts, so both ways meet the same criterion.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,8 +75,8 @@ def gdn_mix(
 ) -> torch.Tensor:
     """`gdn_gating`, `causal_conv`, `gated_delta_net` and `gated_rms_norm` of T columns: `[T, Hv * Dv]`.
 
-    `qkv [T, channels]` and `z [T, Hv * Dv]` are raw projections (rows may be strided), `h [T, hidden]` is what
-    they were projected from. Slots and records as in those operators; records come both or not at all.
+    `qkv [T, channels]` and `z [T, Hv * Dv]` are raw projections (rows may be strided), `h [T, hidden]` is
+    what they were projected from. Slots and records as in those operators; records come both or not at all.
     """
     module = backend(h.device.type)
     fused = getattr(module, "gdn_mix", None)
@@ -93,3 +94,24 @@ def gdn_mix(
     )  # fmt: skip
     z = z.view(columns, m.value_heads, m.value_dim)
     return module.gated_rms_norm(o, z, m.norm, m.eps, m.head_order).view(columns, -1)
+
+
+def fold_gdn(
+    conv_records: Sequence[torch.Tensor],
+    records: Sequence[DeltaRecords],
+    counts: torch.Tensor,
+    conv_states: Sequence[torch.Tensor],
+    states: Sequence[torch.Tensor],
+    source_slots: torch.Tensor,
+    target_slots: torch.Tensor,
+) -> None:
+    """`fold_conv` and `fold_delta_net` of several layers of one geometry, an entry of each list for each."""
+    module = backend(counts.device.type)
+    fused = getattr(module, "fold_gdn", None)
+    if fused is not None:
+        fused(conv_records, records, counts, conv_states, states, source_slots, target_slots)
+        return
+    for columns, history in zip(conv_records, conv_states, strict=True):
+        module.fold_conv(columns, counts, history, source_slots, target_slots)
+    for kept, state in zip(records, states, strict=True):
+        module.fold_delta_net(kept, counts, state, source_slots, target_slots)
