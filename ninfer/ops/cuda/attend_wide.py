@@ -239,6 +239,10 @@ def _decode(pages: KvPages, table, last, begin: int, end: int, k, v, images: boo
         )  # fmt: skip
 
 
+def programs() -> Iterator[Module]:
+    yield _hopper()
+
+
 def specimens() -> Iterator[Specimen]:
     planes = {
         KvCode.PLAIN: ("*bf16", "*bf16"),
