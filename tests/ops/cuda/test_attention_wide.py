@@ -1,5 +1,7 @@
 """Attention of many columns on the GPU against float64 over what the pages mean."""
 
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 import math
@@ -27,8 +29,8 @@ every = pytest.mark.parametrize("format", KvFormat)
 
 
 def on(pages: KvPages, device) -> KvPages:
-    planes = (pages.k, pages.v, pages.k_scales, pages.v_scales)
-    return KvPages(pages.format, *(None if p is None else p.to(device) for p in planes))
+    k_scales, v_scales = (None if p is None else p.to(device) for p in (pages.k_scales, pages.v_scales))
+    return KvPages(pages.format, pages.k.to(device), pages.v.to(device), k_scales, v_scales)
 
 
 def attend(q, pages: KvPages, table, positions, scale: float, extent: int | None, device) -> torch.Tensor:
