@@ -1,6 +1,8 @@
 """What follows a library product in float32: factors, residual or SwiGLU, one rounding; and its FP8 inputs.
 
 Roofline: bytes. A product of `[T, N]` is read once (4 bytes an element) and written once as bf16.
+Measured on an H200 (2026-11-30, `python -m bench.ops.wide --gemm`): SwiGLU of [4096, 34816] 186 us, 3.8 TB/s;
+rounding with a residual 275 us, 4.1 TB/s; codes of [4096, 5120] 35 us.
 """
 
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportAttributeAccessIssue=false
