@@ -134,6 +134,7 @@ def swiglu(
 
 def quantize(x: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """E4M3 codes uint8 `[T, width]`, zeros beyond the columns of `x` (bf16 `[T, K]`), and scales `[T]`."""
+    x = x.contiguous()
     codes = torch.empty(len(x), width, dtype=torch.uint8, device=x.device)
     scales = torch.empty(len(x), device=x.device)
     quantize_kernel[(len(x),)](x, codes, scales, x.shape[1], width, 2048, num_warps=8)
