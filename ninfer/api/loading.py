@@ -83,10 +83,10 @@ def load_model(
         chosen, held = choose_device(device), 0
         operators = backend(chosen.type)
         if chosen.type == "cpu":
-            threads = threads or operators.machine_threads()
-            torch.set_num_threads(threads)
+            count = threads or int(operators.machine_threads())
+            torch.set_num_threads(count)
         else:
-            threads = 1
+            count = 1
             held = torch.cuda.memory_allocated(chosen)
             torch.cuda.synchronize(chosen)
         frontend = pending.result()
@@ -100,7 +100,7 @@ def load_model(
         size = torch.cuda.memory_allocated(chosen) - held
         artifact.forget()
     name = str(artifact.metadata.get("name") or Path(artifact.path).stem)
-    return Loaded(name, frontend, model, threads, size, seconds)
+    return Loaded(name, frontend, model, count, size, seconds)
 
 
 def load_frontend(artifact: Contents, chat_template: str | None = None) -> Frontend:
