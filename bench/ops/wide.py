@@ -1,10 +1,12 @@
-# ruff: noqa: B023 - functions are called before their variables change
 """Products of many columns on the GPU, decoding by itself, and small products of the integer formats.
 
     python -m bench.ops.wide [--small] [--variants] [--decode] [--wide] [--limits] [--gemm] [--warm]
 
 Weights are random bytes in copies beyond the L2 cache; graphs of launches are replayed, medians count.
 """
+
+# ruff: noqa: B023 - functions are called before their variables change
+# pyright: reportPrivateImportUsage=false, reportArgumentType=false
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """What follows a library product in float32: factors, residual or SwiGLU, one rounding; and its FP8 inputs.
 
 Roofline: bytes. A product of `[T, N]` is read once (4 bytes an element) and written once as bf16.
+Measured on an H200 (2026-11-30, `python -m bench.ops.wide --gemm`): SwiGLU of [4096, 34816] 186 us, 3.8 TB/s;
+rounding with a residual 275 us, 4.1 TB/s; codes of [4096, 5120] 35 us.
 """
 
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportAttributeAccessIssue=false
@@ -132,6 +134,7 @@ def swiglu(
 
 def quantize(x: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """E4M3 codes uint8 `[T, width]`, zeros beyond the columns of `x` (bf16 `[T, K]`), and scales `[T]`."""
+    x = x.contiguous()
     codes = torch.empty(len(x), width, dtype=torch.uint8, device=x.device)
     scales = torch.empty(len(x), device=x.device)
     quantize_kernel[(len(x),)](x, codes, scales, x.shape[1], width, 2048, num_warps=8)

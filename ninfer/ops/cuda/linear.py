@@ -1,24 +1,36 @@
 """The linear family on a GPU: where matrices are placed, and which route a product takes.
 
 Up to `SMALL` columns the weights are decoded inside the product (`small.py`), and no bit depends on T; above,
-a panel of them is decoded first (`wide.py`).
+a panel of them is decoded first (`wide.py`). Measured on an H200 (2026-11-30, `python -m bench.ops.wide
+--small`), one token, packed bytes a second: SwiGLU [34816, 5120] Q4_K 41.6 us, 2,680 GB/s; Q6_K 46.7 us,
+3,220; Q4 26.3 us, 3,600; [5120, 17408] 23.6, 25.5, 15.8 us.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 
 from ninfer.errors import OptionError
 from ninfer.ops.cuda import finish, wide
 from ninfer.ops.cuda import pack as packer
+from ninfer.ops.cuda.compile import Module
 from ninfer.ops.cuda.embedding import Table, table_of
 from ninfer.ops.cuda.norms import rms_norm
 from ninfer.ops.cuda.packed import Packed
-from ninfer.ops.cuda.small import MOST_TOKENS, Mode, Norm, small_linear
+from ninfer.ops.cuda.small import MOST_TOKENS, Mode, Norm, divide, module, plan, small_linear
 from ninfer.ops.weights import Matrix, Role, Upload
 
 SMALL = MOST_TOKENS
 """Most columns of the small route."""
+
+
+def programs() -> Iterator[Module]:
+    """A small kernel of each format, as every architecture has it, for those who compile without a GPU."""
+    for packing in packer.PACKINGS.values():
+        if packing.kernel != "Dense":
+            yield module(packing, plan(packing, divide(packing, 320, 80, 132, cluster=1), 1))
 
 
 def place(matrix: Matrix, device: torch.device, role: Role, upload: Upload | None = None) -> None:

@@ -14,27 +14,22 @@ from ninfer.ops.cuda.linear import SMALL
 _FEW = 16
 """Columns of a request up to which attention splits its keys among blocks; eight requests may have as many."""
 _ROWS = 8
-_GROUPS = 8
-"""Parts of a sum over a matrix's columns, at most, that blocks of the small route leave to each other."""
 _MIB = 1 << 20
 
 
 def linear_bytes(columns: int, inputs: int, outputs: int, size: int) -> int:
-    """The output, and partial sums of few columns; for many a decoded panel, sums of two (one is still in use
-    when the next one is made) and the columns' codes."""
+    """The output; of few columns perhaps a copy of x, of many what their products take."""
     out = columns * outputs * size
     if columns <= SMALL:
-        return out + 512 * _GROUPS * -(-outputs // 16) * -(-columns // 8)
-    rows = min(outputs, max(512, wide.PRODUCT // columns))
-    return out + 2 * min(wide.PANEL, inputs * (outputs + 16)) + 8 * columns * rows + columns * (inputs + 4)
+        return out + 2 * columns * (inputs + 8)
+    return out + wide.scratch_bytes(columns, inputs, outputs)
 
 
 def swiglu_bytes(columns: int, inputs: int, outputs: int, size: int) -> int:
-    """The same for both halves; sums of whole columns if their formats differ."""
-    if columns <= SMALL:
-        return linear_bytes(columns, inputs, 2 * outputs, size + 4)
-    apart = 4 * min(wide.PRODUCT, 2 * outputs * columns)
-    return linear_bytes(columns, inputs, 2 * outputs, size) - columns * outputs * size + apart
+    """The same for both halves; sums of some whole columns if their formats differ."""
+    apart = columns if columns <= SMALL else min(columns, wide.columns_apart(2 * outputs))
+    both = linear_bytes(columns, inputs, 2 * outputs, size)
+    return both - columns * outputs * size + 8 * apart * outputs
 
 
 def attention_bytes(columns: int, context: int, heads: int, kv_heads: int, width: int, size: int) -> int:

@@ -12,6 +12,7 @@ from ninfer.errors import OptionError
 from ninfer.ops import ActivationPolicy, Matrix, RowSpan
 from ninfer.ops.cuda import decode, wide
 from ninfer.ops.cuda.embedding import embedding
+from ninfer.ops.cuda.packed import Packed
 from ninfer.ops.weights import Role
 from tests.ops.criteria import LINEAR, LINEAR_A8
 from tests.ops.weights import MAKERS, SHAPES, random_matrix, random_weight
@@ -197,7 +198,8 @@ def test_a_column_does_not_see_its_neighbours(format: str) -> None:
     device = torch.device("cuda")
     w, _ = random_matrix(format, *LARGE.get(format, (300, 1312)), seed=7)
     placed(w, device)
-    if w.plan.segments[0].packing.kernel == "Dense":  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(w.plan, Packed)
+    if w.plan.segments[0].packing.kernel == "Dense":
         pytest.skip("rare formats take a library product")
     x = columns_of(max(products.SMALL, 1), w.columns, device)
     whole = products.linear(x, w)

@@ -9,6 +9,8 @@
 // clocks' worth of operands meanwhile.
 #include "barriers.cuh"
 
+#if __CUDA_ARCH__ >= 900
+
 #define WIDTH 256
 #define KEYS 64
 #define ROWS 128
@@ -341,3 +343,5 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         }
     }
 }
+
+#endif
