@@ -47,6 +47,8 @@ SEGMENT = 32768
 ENOUGH = 512
 """Programs that fill a device without splits."""
 LEAST_SPLIT = 1024
+HOPPER_KERNEL = False
+"""Use `csrc/attend_wide.cuh`."""
 IMAGES_PAY = 512
 """Columns from which bf16 pages are copied for the kernel of Hopper."""
 HOPPER_SHARED = 64 * 1024 + 4 * 32 * 1024 + 64
@@ -87,7 +89,7 @@ def tiling(capability: tuple[int, int] | None, width: int, format: KvFormat, col
         return Tiling(32, 4, 1, False)
     if capability[0] == 9:
         # Copying bf16 pages into images pays where there are many columns.
-        hopper = width == 256 and (format is not KvFormat.BF16 or columns >= IMAGES_PAY)
+        hopper = HOPPER_KERNEL and width == 256 and (format is not KvFormat.BF16 or columns >= IMAGES_PAY)
         return Tiling(128, 8, 2, width & (width - 1) == 0 and width >= 64, hopper)
     if width <= 128:
         return Tiling(64, 4, 2, False)
