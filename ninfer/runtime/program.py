@@ -155,11 +155,13 @@ class Program:
             self._clear()
 
     def _warm_prefills(self) -> None:
-        """Of every power of two and of a whole chunk, all positions on page 0."""
+        """Of every power of two, one more than that, and a whole chunk, all positions on page 0: kernels are
+        compiled once for numbers that are multiples of 16 and once for others."""
         record, chunk, context = ingress(self.plan.shape), self.plan.prefill_chunk, self.plan.max_context
         record["unit"], record["rows"], record["purpose"] = Unit.PREFILL, 1, 0
         record["source_slots"], record["target_slots"] = -1, 0
-        sizes = [1 << power for power in range(chunk.bit_length()) if 1 << power < chunk]
+        powers = [1 << power for power in range(chunk.bit_length()) if 1 << power < chunk]
+        sizes = sorted({*powers, *(size + 1 for size in powers if size + 1 < chunk)})
         for columns, begin in [(chunk, context - chunk), *((size, 0) for size in sizes)]:
             record["columns"] = columns
             record["positions"][0, :columns] = np.arange(begin, begin + columns)

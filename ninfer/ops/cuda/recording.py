@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,10 +29,20 @@ class Pool:
         self.device = device
         self.handle = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(device)
+        self._tapes: WeakSet[Tape] = WeakSet()
 
     def renew(self) -> None:
-        """After a capture that failed, the allocator no longer accepts the old handle."""
+        """After a capture that failed, the allocator may no longer accept the old handle."""
         self.handle = torch.cuda.graph_pool_handle()
+
+    def prepare(self) -> None:
+        """Before a capture: nor does it accept a handle that no graph uses any more."""
+        if not self._tapes:
+            self.renew()
+
+    def add(self, tape: Tape) -> None:
+        """Note a recording that uses the memory."""
+        self._tapes.add(tape)
 
 
 class Tape:
@@ -81,6 +92,7 @@ def record(work: Callable[[], Any], pool: Pool | None = None) -> tuple[Any, Tape
     can hold; it names the last PyTorch operator.
     """
     pool = pool or Pool(torch.device("cuda", torch.cuda.current_device()))
+    pool.prepare()
     graph = torch.cuda.CUDAGraph()
     pool.stream.wait_stream(torch.cuda.current_stream(pool.device))
     watch = _Watch()
@@ -101,15 +113,15 @@ def record(work: Callable[[], Any], pool: Pool | None = None) -> tuple[Any, Tape
             pool.renew()
             raise _refusal(watch.last, error) from error
     tape = Tape(graph, pool)
+    pool.add(tape)
     tape.replay()
     return result, tape, None
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
-    try:
+    with suppress(RuntimeError):
         graph.capture_end()
-    except RuntimeError:
-        pool.renew()
+    pool.renew()
 
 
 def _refusal(operator: str | None, error: Exception) -> EngineError:
