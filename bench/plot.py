@@ -116,7 +116,7 @@ def draw(sweep: Sweep, lines: Series, out: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, axes = pyplot.subplots(figsize=(7, 4.2))
     for name, points in lines.items():
@@ -125,7 +125,7 @@ def draw(sweep: Sweep, lines: Series, out: Path) -> None:
         axes.errorbar(xs, means, deviations, marker="o", capsize=3, label=name or None)
     if sweep.is_logarithmic:
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda x, _: f"{x:,.0f}"))
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f"{x:,.0f}"))
     axes.set(title=sweep.title, xlabel=sweep.x_title, ylabel=sweep.y_title)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)

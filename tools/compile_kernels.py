@@ -102,6 +102,15 @@ def _items(module: str, function: str) -> list:
     return list(getattr(importlib.import_module(module), function)())
 
 
+def uncovered(found: Iterable[ModuleType]) -> list[str]:
+    """Sources with kernels of which no module offers a program."""
+    offering = [module.__name__ for module in found if hasattr(module, "programs")]
+    covered = {item.source for name in offering for item in _items(name, "programs")}
+    folder = Path(importlib.import_module(PACKAGE).__path__[0]) / "csrc"
+    sources = sorted(folder.glob("*.cu*"))
+    return [path.name for path in sources if "__global__" in path.read_text() and path.name not in covered]
+
+
 def compile_job(job: Job) -> Report:
     """Never raises: what went wrong stands in the report."""
     begin = time.perf_counter()
@@ -224,6 +233,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found, absent = modules(options.names)
     for name, package in absent.items():
         print(f"{name} is left out: it needs {package}")
+    for name in [] if options.names else uncovered(found):
+        print(f"csrc/{name} is left out: no module offers programs of it")
     reports, targets = [], [int(target) for target in options.targets.split(",")]
     for report in run(jobs(found, targets), options.processes):
         print(report, flush=True)

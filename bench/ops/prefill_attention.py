@@ -6,6 +6,8 @@ Roofline: 4 x 256 x 24 operations a column and visible key, over the rate of a l
 run; at few columns the bytes of keys and values. Pages are random and scattered.
 """
 
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 import argparse

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from ninfer.ops import Draws, SamplingParams
-from ninfer.ops.cuda import choose
+from ninfer.ops.cuda import choose, likely
 
 
 def microseconds(calls: list[Callable[[], object]], launches: int = 12) -> float:
@@ -59,11 +59,11 @@ class Case:
         choose.draw(self.scores[i], self.draws, self.counts)
 
     def report(self, i: int) -> None:
-        choose.token_logprobs(self.scores[i], self.tokens, self.wanted, *self.reports)
+        likely.token_logprobs(self.scores[i], self.tokens, self.wanted, *self.reports)
 
     def all(self, i: int) -> None:
         tokens = choose.draw(self.scores[i], self.draws, self.counts)
-        choose.token_logprobs(self.scores[i], tokens, self.wanted, *self.reports)
+        likely.token_logprobs(self.scores[i], tokens, self.wanted, *self.reports)
         choose.count_tokens(tokens, self.draws.count_rows, self.counts)
 
     def count(self, i: int) -> None:

@@ -1,9 +1,8 @@
-"""From a device's name to a device that can be used, or the reason why it can't."""
+"""From a device's name (`ninfer.devices`) to a device that can be used, or the reason why it can't."""
 
 from __future__ import annotations
 
 import importlib.util
-import re
 from typing import TYPE_CHECKING
 
 from ninfer.errors import OptionError
@@ -11,19 +10,8 @@ from ninfer.errors import OptionError
 if TYPE_CHECKING:
     import torch
 
-NAMES = "cpu, cuda, cuda:N or auto"
 _OLDEST = (8, 0)
 """Compute capability that kernels need at least."""
-
-
-def check_device(name: object, option: str = "device") -> str:
-    """The name as others spell it (`1` is `cuda:1`); OptionError if it is none. Looks at no device."""
-    text = name if isinstance(name, str) else ""
-    if re.fullmatch(r"[0-9]{1,3}", text):
-        text = f"cuda:{text}"
-    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", text):
-        raise OptionError(f"{option} must be {NAMES}, not {name!r:.80}")
-    return text
 
 
 def choose_device(name: str) -> torch.device:

@@ -80,13 +80,12 @@ def load_model(
         from ninfer import models
         from ninfer.ops.dispatch import backend
 
-        chosen, held = choose_device(device), 0
+        chosen, held, team = choose_device(device), 0, 1
         operators = backend(chosen.type)
         if chosen.type == "cpu":
-            threads = threads or operators.machine_threads()
-            torch.set_num_threads(threads)
+            team = threads or operators.machine_threads()
+            torch.set_num_threads(team)
         else:
-            threads = 1
             held = torch.cuda.memory_allocated(chosen)
             torch.cuda.synchronize(chosen)
         frontend = pending.result()
@@ -100,7 +99,7 @@ def load_model(
         size = torch.cuda.memory_allocated(chosen) - held
         artifact.forget()
     name = str(artifact.metadata.get("name") or Path(artifact.path).stem)
-    return Loaded(name, frontend, model, threads, size, seconds)
+    return Loaded(name, frontend, model, team, size, seconds)
 
 
 def load_frontend(artifact: Contents, chat_template: str | None = None) -> Frontend:

@@ -5,7 +5,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ninfer.api.device import check_device
+from ninfer.devices import check_device
 from ninfer.errors import OptionError
 from ninfer.events import MOST_LOGPROBS
 from ninfer.formats import KvFormat

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ninfer.api.device import NAMES
 from ninfer.cli.common import flags, number, whole
+from ninfer.devices import NAMES
 from ninfer.errors import OptionError
 from ninfer.formats import KvFormat
 

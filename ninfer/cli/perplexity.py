@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ninfer.api.device import NAMES, check_device
 from ninfer.cli.common import flags, program, run, whole
+from ninfer.devices import NAMES, check_device
 from ninfer.errors import OptionError
 from ninfer.formats import KvFormat
 

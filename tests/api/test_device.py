@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ninfer.api import Engine, EngineOptions, ScorerOptions
-from ninfer.api.device import check_device, choose_device, describe_device
+from ninfer.api.device import choose_device, describe_device
+from ninfer.devices import check_device
 from ninfer.errors import OptionError
 
 HERE = torch.cuda.is_available()

@@ -70,6 +70,8 @@ def test_steps_end_with_their_time(tmp_path: Path):
     assert found["quick"].passed
     assert (found["failing"].passed, found["failing"].detail) == (False, "exit code 1; no good")
     assert "broken off" in found["slow"].detail
+    preparing = Step("preparing", 0, failing.command, 60, decides=False)
+    assert run([preparing], tmp_path, time.monotonic() + 60)[0].passed
     assert (tmp_path / found["quick"].log).read_text() == "done\n"
 
 

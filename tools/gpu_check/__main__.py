@@ -2,11 +2,11 @@
 
     python -m tools.gpu_check [--limit 470] [--out FOLDER] [--deep] [--only STEP ...]
 
-Operators and three 27B models (synthetic, no file) are measured one after the other; then the tests marked
-`gpu` run beside compute-sanitizer's memcheck and racecheck, if that tool is there. Every step leaves its log
-and its report in FOLDER as soon as it ends, so that a run that is broken off keeps what it had. `--deep` also
-measures at a depth of 85,000. The exit code is 0 if every step passed and every figure is reached, 1 if not,
-2 without a GPU.
+Kernels are compiled by several processes at once. Then operators and three 27B models (synthetic, no file)
+are measured one after the other; then the tests marked `gpu` run beside compute-sanitizer's memcheck and
+racecheck, if that tool is there. Every step leaves its log and its report in FOLDER as soon as it ends, so
+that a run that is broken off keeps what it had. `--deep` also measures at a depth of 85,000. The exit code is
+0 if every step passed and every figure is reached, 1 if not, 2 without a GPU.
 """
 
 from __future__ import annotations

@@ -12,9 +12,15 @@ keys only.
 
 Roofline: `4 D Hq` operations a visible key and column on the matrix units. A chunk of 4,096 columns at 85,000
 keys (24 heads of 256) is 8.5 TFLOP.
+
+Reached on an H200 (2026-11-30; a large bf16 product gave 796 TFLOP/s) by the kernel in Triton, 24/4 heads of
+256, at 81,000 keys: 4,096 columns 15.4 ms, 543 TFLOP/s (int8 532, nvfp4 529); 1,024 columns 467; 256 columns
+372; 17 columns 0.49 ms. Of the same call PyTorch's flash attention took 25.9 ms (323). The kernel of Hopper
+agreed with this one within 1e-4, but has not been timed alone; `python -m bench.ops.prefill_attention` does.
 """
 
-# pyright: reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -41,7 +47,10 @@ SEGMENT = 32768
 ENOUGH = 512
 """Programs that fill a device without splits."""
 LEAST_SPLIT = 1024
+HOPPER_KERNEL = False
+"""Use `csrc/attend_wide.cuh`."""
 IMAGES_PAY = 512
+"""Columns from which bf16 pages are copied for the kernel of Hopper."""
 HOPPER_SHARED = 64 * 1024 + 4 * 32 * 1024 + 64
 _DECODED = 2048
 """Numbers that a program decodes."""
@@ -80,9 +89,12 @@ def tiling(capability: tuple[int, int] | None, width: int, format: KvFormat, col
         return Tiling(32, 4, 1, False)
     if capability[0] == 9:
         # Copying bf16 pages into images pays where there are many columns.
-        hopper = width == 256 and (format is not KvFormat.BF16 or columns >= IMAGES_PAY)
+        hopper = HOPPER_KERNEL and width == 256 and (format is not KvFormat.BF16 or columns >= IMAGES_PAY)
         return Tiling(128, 8, 2, width & (width - 1) == 0 and width >= 64, hopper)
-    return Tiling(64, 4, 1 if width > 128 else 2, False)
+    if width <= 128:
+        return Tiling(64, 4, 2, False)
+    # Two stages of 256 need 104 KB of shared memory, which only the A100 has among GPUs of its kind.
+    return Tiling(64, 8, 2 if capability == (8, 0) else 1, False)
 
 
 @functools.cache
@@ -233,6 +245,10 @@ def _decode(pages: KvPages, table, last, begin: int, end: int, k, v, images: boo
             WIDTH=width, BLOCK=block, ROWS=rows, EACH=side.code.codes(width), SCALES=side.code.scales(width),
             IMAGES=images, num_warps=4,
         )  # fmt: skip
+
+
+def programs() -> Iterator[Module]:
+    yield _hopper()
 
 
 def specimens() -> Iterator[Specimen]:

@@ -17,7 +17,7 @@ def to_bf16(x):
         bits = x.to(tl.int32, bitcast=True)
         nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         return tl.where(x == x, nearest, 0x7FC0).to(tl.int16).to(tl.bfloat16, bitcast=True)
-    else:  # noqa: RET505 (a constant condition: the other branch is not compiled)
+    else:
         return x.to(tl.bfloat16)
 
 
@@ -27,7 +27,7 @@ def to_f32(x):
     if INTERPRETED:
         if x.dtype == tl.bfloat16:
             return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
-        else:  # noqa: RET505
+        else:
             return x.to(tl.float32)
     else:
         return x.to(tl.float32)

@@ -6,7 +6,9 @@ All arithmetic is float32 with one rounding an operation, so kernels that encode
 A vector of `WIDTH` numbers stands in a block of `BLOCK`, the power of two at or above, padded with zeros.
 """
 
-# pyright: reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false
 
 from __future__ import annotations
 

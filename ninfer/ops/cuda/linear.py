@@ -35,7 +35,7 @@ def programs() -> Iterator[Module]:
 
 def place(matrix: Matrix, device: torch.device, role: Role, upload: Upload | None = None) -> None:
     """Pack the matrix on `device`: `Packed` for LINEAR and SWIGLU, `Table` for TABLE, for GATING the decoded
-    matrix `[N, K]`, bf16 or float32. `FormatError` on formats without a kernel and bytes that don't fit."""
+    matrix `[N, K]`, bf16. `FormatError` on formats without a kernel and bytes that don't fit."""
     if role is Role.GATING:
         matrix.placed(device, packer.dense(matrix, device, upload))
     elif role is Role.TABLE:

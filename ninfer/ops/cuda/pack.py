@@ -72,16 +72,17 @@ def pack(matrix: Matrix, device: torch.device, role: Role, upload: Upload | None
 
 
 def dense(matrix: Matrix, device: torch.device, upload: Upload | None = None) -> torch.Tensor:
-    """A small matrix decoded, `[rows, columns]`: bf16 if all of it is stored so, else float32."""
+    """A small matrix decoded, bf16 `[rows, columns]`. What other formats stand for is rounded, an error as
+    large as that of the bf16 columns it is multiplied with."""
     pieces, bring = [], upload or Copy(device)
     for run in runs_of(matrix):
         if run.kernel == "Bf16":
             pieces.append(fetch(run, bring).codes.view(torch.bfloat16))
         else:
             data, shape = run.parent.data.cpu(), run.parent.shape
-            pieces.append(bring(decode_rows(run.parent.format, shape, data, run.begin, run.end)))
-    plain = all(piece.dtype == torch.bfloat16 for piece in pieces)
-    return torch.cat(pieces if plain else [piece.float() for piece in pieces])
+            rows = decode_rows(run.parent.format, shape, data, run.begin, run.end)
+            pieces.append(bring(rows.bfloat16()))
+    return torch.cat(pieces)
 
 
 def divisors(matrix: Matrix, device: torch.device) -> torch.Tensor | None:

@@ -1,6 +1,7 @@
 """Kernels of attention of many columns, in Triton: decoding pages, the attention, merging splits."""
 
-# pyright: reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def _product(a, b):
     """`a b` of bf16 tiles in float32."""
     if INTERPRETED:
         return tl.dot(to_f32(a), to_f32(b), input_precision="ieee")
-    else:  # noqa: RET505 (a constant condition: the other branch is not compiled)
+    else:
         return tl.dot(a, b)
 
 
@@ -88,7 +89,7 @@ def _tile(
     """Keys or values `[64, D]` from row `row` of a plane; with `MASKED` those from `limit` on are zeros."""
     if BULK and not MASKED:
         return plane.load([row, key_head * WIDTH])
-    else:  # noqa: RET505
+    else:
         at = (row + n).to(tl.int64)[:, None] * (HEADS * WIDTH) + key_head * WIDTH + d[None, :]
         inside = (d < WIDTH)[None, :]
         if MASKED:

@@ -12,7 +12,7 @@ from ninfer.ops.cuda import attend, attend_wide, gdn_chunked, wide
 from ninfer.ops.cuda.linear import SMALL
 
 _FEW = 16
-"""Columns of a request up to which attention splits its keys among blocks; eight requests may have as many."""
+"""Columns of a request up to which attention splits its keys among blocks; each request may have as many."""
 _ROWS = 8
 _MIB = 1 << 20
 

@@ -1,5 +1,7 @@
 """Attention of many columns on the GPU against float64 over what the pages mean."""
 
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 import math
@@ -11,7 +13,13 @@ from ninfer.errors import OptionError
 from ninfer.formats import KvFormat, kv_codec
 from ninfer.ops import KvPages
 from ninfer.ops.cuda import attend_wide
-from ninfer.ops.cuda.attend_wide import paged_attention_wide, split_of, wide_attention_bytes
+from ninfer.ops.cuda.attend_wide import (
+    Tiling,
+    paged_attention_wide,
+    split_of,
+    tiling,
+    wide_attention_bytes,
+)
 from tests.ops.criteria import ATTENTION
 from tests.ops.test_attention import Cache, attention_reference
 from tests.ops.test_quantized_attention import CRITERIA
@@ -21,8 +29,8 @@ every = pytest.mark.parametrize("format", KvFormat)
 
 
 def on(pages: KvPages, device) -> KvPages:
-    planes = (pages.k, pages.v, pages.k_scales, pages.v_scales)
-    return KvPages(pages.format, *(None if p is None else p.to(device) for p in planes))
+    k_scales, v_scales = (None if p is None else p.to(device) for p in (pages.k_scales, pages.v_scales))
+    return KvPages(pages.format, pages.k.to(device), pages.v.to(device), k_scales, v_scales)
 
 
 def attend(q, pages: KvPages, table, positions, scale: float, extent: int | None, device) -> torch.Tensor:
@@ -197,3 +205,16 @@ def test_images(format, device) -> None:
         swizzled = parts.gather(4, order[:, :, None].expand(parts.shape))
         assert torch.equal(swizzled, b.cpu().view(swizzled.shape))
         assert not a[1, 7:].any()
+
+
+def test_the_rule_for_devices() -> None:
+    """Shared memory of a program: up to 192 KB on Hopper, 104 on the A100, 99 elsewhere."""
+    assert tiling(None, 256, KvFormat.BF16, 17) == Tiling(32, 4, 1, False)
+    assert tiling((9, 0), 256, KvFormat.INT8, 17).hopper
+    assert not tiling((9, 0), 256, KvFormat.BF16, 17).hopper
+    assert tiling((9, 0), 128, KvFormat.BF16, 4096) == Tiling(128, 8, 2, True)
+    assert not tiling((9, 0), 96, KvFormat.BF16, 4096).bulk
+    for capability in ((8, 0), (8, 6), (8, 9), (12, 0)):
+        cut = tiling(capability, 256, KvFormat.BF16, 4096)
+        assert cut.rows == 64
+        assert cut.stages == (2 if capability == (8, 0) else 1)

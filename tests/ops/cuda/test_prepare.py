@@ -1,5 +1,7 @@
 """Preparation of heads on the GPU: rotation against float64, appended codes bit by bit."""
 
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 import math

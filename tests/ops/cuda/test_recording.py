@@ -10,7 +10,8 @@ import torch
 
 from ninfer.errors import EngineError, OptionError
 from ninfer.ops import Draws, SamplingParams
-from ninfer.ops.cuda.choose import clear_counts, count_tokens, draw, token_logprobs
+from ninfer.ops.cuda.choose import clear_counts, count_tokens, draw
+from ninfer.ops.cuda.likely import token_logprobs
 from ninfer.ops.cuda.recording import Pool, record
 
 pytestmark = [

@@ -35,7 +35,7 @@ def test_bytes_arrive_whatever_their_sizes(threads: int) -> None:
         made = [upload(source.clone()).clone() for source in sources]
         assert upload.bytes == total
     for source, copy in zip(sources, made, strict=True):
-        assert copy.shape == source.shape and copy.dtype == source.dtype
+        assert (copy.shape, copy.dtype) == (source.shape, source.dtype)
         assert torch.equal(copy.cpu(), source)
     assert told[-1] == ("loading weights", total, total)
     assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)

@@ -9,6 +9,8 @@
 // clocks' worth of operands meanwhile.
 #include "barriers.cuh"
 
+#if __CUDA_ARCH__ >= 900
+
 #define WIDTH 256
 #define KEYS 64
 #define ROWS 128
@@ -228,8 +230,10 @@ extern "C" __global__ void __launch_bounds__(384, 1)
             const int stage = j % STAGES, phase = j / STAGES & 1;
             const long at = ((long)((begin - base) / KEYS + j) * heads + head) * TILE_BYTES;
             barrier_wait(&shared.keys_empty[stage], phase ^ 1);
+            barrier_expect(&shared.keys_full[stage], TILE_BYTES);
             bulk_copy(shared.keys[stage], keys + at, TILE_BYTES, &shared.keys_full[stage], policy);
             barrier_wait(&shared.values_empty[stage], phase ^ 1);
+            barrier_expect(&shared.values_full[stage], TILE_BYTES);
             bulk_copy(shared.values[stage], values + at, TILE_BYTES, &shared.values_full[stage], policy);
         }
         return;
@@ -339,3 +343,5 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         }
     }
 }
+
+#endif
