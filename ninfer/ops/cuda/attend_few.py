@@ -171,6 +171,7 @@ def _kernels(
     """The compiled kernels and the shared memory of the first."""
     shape = best_shape(format, width, tiles, shape)
     keys, values = format.keys, format.values
+    shared = shared_bytes(format, width, tiles, shape)
     defines: Mapping[str, int] = {
         "D": width,
         "HEADS": heads,
@@ -185,8 +186,9 @@ def _kernels(
         "STAGES": shape.stages,
         "GROUPS": shape.groups,
         "BLOCKS": shape.blocks,
+        "SHARED": shared,
     }
-    return Module("attend_few.cuh", defines), shared_bytes(format, width, tiles, shape)
+    return Module("attend_few.cuh", defines), shared
 
 
 def _launch(
