@@ -1,6 +1,6 @@
 """Microseconds of the recurrent operators on the GPU at the geometry of the 27B model.
 
-    python -m bench.ops.gdn [step] [wide] [--variants]
+    python -m bench.ops.gdn [step] [wide] [variants]
 
 Each figure is the median of replays of one CUDA graph that runs the operator of many layers one after the
 other, each with its own weights and states (more than the L2 cache holds), random data.
@@ -112,7 +112,7 @@ def state_bytes(requests: int) -> int:
 
 def step(variants: bool) -> None:
     weights = 2 * HEADS * HIDDEN * 2 + TAPS * CHANNELS * 2
-    for requests, columns in ((1, 1), (1, 4), (1, 8), (4, 1), (8, 1), (8, 4)):
+    for requests, columns in ((1, 1), (1, 4), (1, 8), (8, 1), (8, 4)):
         layers = [Layer.make(requests, columns) for _ in range(48 if requests == 1 else 16)]
         moved = weights + requests * columns * 2 * (CHANNELS + 2 * VALUES + HIDDEN)
         name = f"B={requests} T={columns}"
@@ -181,6 +181,16 @@ def wide(variants: bool) -> None:
 def stages(name, q, k, v, g, beta, states, slots, out) -> None:
     """Prepare and scan apart, in several shapes."""
     columns, half = q.shape[0], torch.float16
+    u = randn(columns, CHANNELS)
+    layer = Layer.make(1, 1)
+    for rows, wide, warps in ((16, 128, 4), (16, 256, 8), (32, 128, 8), (8, 256, 4), (32, 64, 4)):
+        call = lambda: convolve.convolution_kernel[(columns // rows, 1, CHANNELS // wide)](  # noqa: E731
+            u, u.stride(0), layer.m.convolution, layer.conv_states, slots, slots, out, None, columns, CHANNELS, 0,
+            TAPS=4, PAST_ROWS=4, RECORD=False, ROWS=rows, WIDTH=wide, num_warps=warps,
+        )  # fmt: skip
+        out = torch.empty_like(u)
+        report(f"{name} conv {rows} x {wide}, {warps} warps", microseconds([call] * 4, 10), columns * CHANNELS * 4)
+    out = torch.empty_like(v)
     chunks = columns // 64
 
     def scratch(*shape: int, dtype: torch.dtype = half) -> torch.Tensor:
@@ -213,6 +223,6 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     wanted = set(sys.argv[1:])
     if "wide" not in wanted or "step" in wanted:
-        step("--variants" in wanted)
+        step("variants" in wanted)
     if "step" not in wanted or "wide" in wanted:
-        wide("--variants" in wanted)
+        wide("variants" in wanted)

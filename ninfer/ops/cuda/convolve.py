@@ -22,8 +22,8 @@ from ninfer.ops.cuda.bf16 import to_bf16, to_f32
 from ninfer.ops.cuda.specimens import Specimen
 from ninfer.ops.delta import RECORD_COLUMNS
 
-_WIDTH = 256
-"""Channels of a program."""
+_WIDTH, _ROWS = 128, 16
+"""Channels and columns of a program."""
 
 
 @triton.jit
@@ -121,7 +121,7 @@ def causal_conv(
     columns, taps = count // requests, weight.shape[0]
     u = u if u.stride(1) == 1 else u.contiguous()
     out = torch.empty((count, channels), dtype=u.dtype, device=u.device)
-    rows = min(16, triton.next_power_of_2(columns))
+    rows = min(_ROWS, triton.next_power_of_2(columns))
     convolution_kernel[(triton.cdiv(columns, rows), requests, triton.cdiv(channels, _WIDTH))](
         u, u.stride(0), weight, conv_states, source_slots, target_slots, out, records, columns, channels,
         0 if records is None else records.shape[0] // requests,

@@ -24,7 +24,7 @@ STEPS: tl.constexpr = tl.constexpr(4)
 """Columns of a request that go through the small product together."""
 FEW = 128
 """Columns of a call up to which each is a product of its own."""
-_TILE, _DEEP = 64, 64
+_TILE, _DEEP = 32, 128
 
 
 @triton.jit
