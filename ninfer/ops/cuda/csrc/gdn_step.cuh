@@ -90,14 +90,10 @@ DEVICE void let_next_kernel_start() {
 #endif
 }
 
-// Each to its sum over the warp.
-DEVICE void warp_sums(float& x, float& y, float& z) {
+DEVICE float warp_sum(float x) {
 #pragma unroll
-    for (int offset = 16; offset; offset >>= 1) {
-        const float a = __shfl_xor_sync(FULL, x, offset), b = __shfl_xor_sync(FULL, y, offset);
-        const float c = __shfl_xor_sync(FULL, z, offset);
-        x = __fadd_rn(x, a), y = __fadd_rn(y, b), z = __fadd_rn(z, c);
-    }
+    for (int offset = 16; offset; offset >>= 1) x = __fadd_rn(x, __shfl_xor_sync(FULL, x, offset));
+    return x;
 }
 
 // Keys and queries of `count` columns to unit length, queries also by 1 / sqrt(DK), and their products. A warp does
@@ -115,7 +111,7 @@ DEVICE void normalize(Shared& s, int count) {
             kk = __fmaf_rn(k[i], k[i], kk);
             qk = __fmaf_rn(q[i], k[i], qk);
         }
-        warp_sums(qq, kk, qk);
+        qq = warp_sum(qq), kk = warp_sum(kk), qk = warp_sum(qk);
         const float unit_k = __frsqrt_rn(__fadd_rn(kk, 1e-6f));
         const float unit_q = __fmul_rn(__frsqrt_rn(__fadd_rn(qq, 1e-6f)), __frsqrt_rn((float)DK));
 #pragma unroll
@@ -156,28 +152,18 @@ DEVICE void store_state(const State& state, float* states, int slot, int key_hea
     }
 }
 
-// A request's source slot as it is now: before the wait for the kernels ahead it may be that of the past, and is
-// only good for a guess.
-DEVICE int guessed_slot(const Params& p, int request) {
-    const int slot = *(const volatile int*)(p.sources + request);
-    return slot < p.slots ? slot : -1;
-}
-
-// The block's rows of a state into the L2 cache.
-DEVICE void prefetch_state(const Params& p, int slot, int key_head, int rank) {
+// A hint: the block's rows of a state into the L2 cache. `slot` may be of the past, and is only trusted to be one.
+DEVICE void prefetch_state(const Params& p, int request, int key_head, int rank) {
 #if __CUDA_ARCH__ >= 900
-    if (threadIdx.x < GROUP && slot >= 0) {
-        const long long place = (long long)slot * p.key_heads * GROUP + key_head * GROUP + threadIdx.x;
-        const float* rows = p.states + (place * (STRIPS * ROWS) + rank * ROWS) * DK;
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows), "n"(ROWS * DK * 4) : "memory");
+    if (threadIdx.x < GROUP && request < gridDim.y) {
+        const int slot = *(const volatile int*)(p.sources + request);
+        if (0 <= slot && slot < p.slots) {
+            const long long place = (long long)slot * p.key_heads * GROUP + key_head * GROUP + threadIdx.x;
+            const float* rows = p.states + (place * (STRIPS * ROWS) + rank * ROWS) * DK;
+            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows), "n"(ROWS * DK * 4) : "memory");
+        }
     }
 #endif
-}
-
-// That of a request whose blocks run after these.
-DEVICE void prefetch_later(const Params& p, int key_head, int rank) {
-    const int later = blockIdx.y + AHEAD;
-    if (threadIdx.x < GROUP && later < gridDim.y) prefetch_state(p, guessed_slot(p, later), key_head, rank);
 }
 
 DEVICE void add_products(float& sum, float4 a, float4 b) {
@@ -210,27 +196,18 @@ DEVICE void run(State& state, Shared& s, int count) {
                 add_products(dq[j], state.x[j][i], q[i]);
             }
         }
-        // The lower half of a row's lanes sums over dk, the upper over dq; then they swap. All heads go together: a
-        // step is one latency.
+        // The lower half of a row's lanes sums over dk, the upper over dq; then they swap.
         const bool upper = lane & (LANES / 2);
-        float sum[GROUP];
-#pragma unroll
-        for (int j = 0; j < GROUP; j++) sum[j] = __shfl_xor_sync(FULL, upper ? dk[j] : dq[j], LANES / 2);
-#pragma unroll
-        for (int j = 0; j < GROUP; j++) sum[j] = __fadd_rn(upper ? dq[j] : dk[j], sum[j]);
-#pragma unroll
-        for (int offset = LANES / 4; offset; offset >>= 1) {
-            float other[GROUP];
-#pragma unroll
-            for (int j = 0; j < GROUP; j++) other[j] = __shfl_xor_sync(FULL, sum[j], offset);
-#pragma unroll
-            for (int j = 0; j < GROUP; j++) sum[j] = __fadd_rn(sum[j], other[j]);
-        }
 #pragma unroll
         for (int j = 0; j < GROUP; j++) {
-            const float swapped = __shfl_xor_sync(FULL, sum[j], LANES / 2);
-            dk[j] = upper ? swapped : sum[j];
-            dq[j] = upper ? sum[j] : swapped;
+            const float other = __shfl_xor_sync(FULL, upper ? dk[j] : dq[j], LANES / 2);
+            float sum = __fadd_rn(upper ? dq[j] : dk[j], other);
+#pragma unroll
+            for (int offset = LANES / 4; offset; offset >>= 1)
+                sum = __fadd_rn(sum, __shfl_xor_sync(FULL, sum, offset));
+            const float swapped = __shfl_xor_sync(FULL, sum, LANES / 2);
+            dk[j] = upper ? swapped : sum;
+            dq[j] = upper ? sum : swapped;
         }
 #pragma unroll
         for (int j = 0; j < GROUP; j++) {
@@ -265,7 +242,7 @@ DEVICE void columns(Shared& s, const Params& p) {
     for (int base = p.first; base < end; base += BATCH) {
         const int count = min(BATCH, end - base);
         __syncthreads();  // the last batch is through
-#pragma unroll 2
+#pragma unroll 1
         for (int i = threadIdx.x; i < count * (DK / 2); i += THREADS) {
             const int t = i / (DK / 2), c = i % (DK / 2) * 2;
             const long long column = (long long)request * p.columns + base + t;
@@ -278,7 +255,7 @@ DEVICE void columns(Shared& s, const Params& p) {
                 store32(p.k_records + (at * p.key_heads + key_head) * DK + c, k);
             }
         }
-#pragma unroll 2
+#pragma unroll 1
         for (int i = threadIdx.x; i < count * VALUES; i += THREADS) {
             const int t = i / VALUES, c = i % VALUES;
             const int head = key_head * GROUP + c / ROWS, place = rank * ROWS + c % ROWS;
@@ -326,10 +303,10 @@ DEVICE void columns(Shared& s, const Params& p) {
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_columns(const __grid_constant__ Params p) {
     __shared__ Shared s;
     const int rank = blockIdx.x % STRIPS, key_head = blockIdx.x / STRIPS;
-    prefetch_state(p, guessed_slot(p, blockIdx.y), key_head, rank);
+    prefetch_state(p, blockIdx.y, key_head, rank);
     let_next_kernel_start();
     wait_for_kernels_ahead();
-    prefetch_later(p, key_head, rank);
+    prefetch_state(p, blockIdx.y + AHEAD, key_head, rank);
     columns(s, p);
 }
 
@@ -424,17 +401,6 @@ DEVICE u32 convolve(u32 (&past)[3], u32 fresh, const u32 (&w)[4]) {
 #define CONV_TURNS ((PAIRS + THREADS - 1) / THREADS)
 #define OUT_TURNS ((BATCH * VALUES / 2 + THREADS - 1) / THREADS)
 
-DEVICE void load_past(
-    u32 (&past)[CONV_TURNS][3], const Params& p, int slot, const int (&channel)[CONV_TURNS], int channels) {
-#pragma unroll
-    for (int i = 0; i < CONV_TURNS; i++)
-#pragma unroll
-        for (int j = 0; j < 3; j++)
-            past[i][j] = j >= 3 - PAST && channel[i] >= 0 && slot >= 0
-                             ? load32(p.conv_states + ((long long)slot * PAST + j - 3 + PAST) * channels + channel[i])
-                             : 0;
-}
-
 // The mixer for up to BATCH columns of a request. Grid (STRIPS * key heads, requests), clusters of STRIPS.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_mix(const __grid_constant__ Params p) {
     __shared__ Shared s;
@@ -483,22 +449,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_mix(const __
     // One thread for each column and head.
     const int control_head = key_head * GROUP + tid % GROUP;
     const float a_log = p.a_log[control_head], dt_bias = p.dt_bias[control_head];
-    const int guess = guessed_slot(p, request);
-    prefetch_state(p, guess, key_head, rank);
-#pragma unroll
-    for (int i = 0; i < CONV_TURNS; i++)
-#pragma unroll
-        for (int j = 0; j < PAST; j++)
-            if (channel[i] >= 0 && guess >= 0)
-                asm volatile("prefetch.global.L2 [%0];" ::"l"(
-                    p.conv_states + ((long long)guess * PAST + j) * channels + channel[i]));
+    prefetch_state(p, request, key_head, rank);
     let_next_kernel_start();
     wait_for_kernels_ahead();
+    // What a later wave of blocks will read.
+    prefetch_state(p, request + AHEAD, key_head, rank);
 
     const int source = p.sources[request], target = p.targets[request];
     const long long first = (long long)request * count, record = (long long)request * p.record_rows;
     u32 past[CONV_TURNS][3];
-    load_past(past, p, guess, channel, channels);  // while the slot is on its way
+#pragma unroll
+    for (int i = 0; i < CONV_TURNS; i++)
+#pragma unroll
+        for (int j = 0; j < 3; j++)
+            past[i][j] = j >= 3 - PAST && channel[i] >= 0 && source >= 0
+                             ? load32(p.conv_states + ((long long)source * PAST + j - 3 + PAST) * channels + channel[i])
+                             : 0;
+
     u32 gates[OUT_TURNS], gains[OUT_TURNS];
 #pragma unroll
     for (int i = 0; i < OUT_TURNS; i++) {
@@ -507,9 +474,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_mix(const __
         gains[i] = load32(p.norm + row);
         gates[i] = t < count ? load32(p.z + (first + t) * p.z_stride + (key_head * GROUP + c / ROWS) * width + row) : 0;
     }
-
-    if (source != guess) load_past(past, p, source, channel, channels);
-    prefetch_later(p, key_head, rank);
 
     if (multiplies) {  // of whole warps
 #pragma unroll 1
