@@ -11,9 +11,10 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ninfer.api.device import describe_device
 from ninfer.api.loading import load_model, opened
 from ninfer.api.options import EngineOptions, GenerationOptions
-from ninfer.artifact import Artifact, TensorObject
+from ninfer.artifact import Contents
 from ninfer.engine import Event, Handle, Health, Marks, Output, Request, RuntimeStatistics
 from ninfer.errors import OptionError
 from ninfer.events import Channel
@@ -27,7 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineDescription:
-    """What was loaded and what memory it took; sizes in bytes."""
+    """What was loaded and what memory it took; sizes in bytes.
+
+    `device` is `cpu` or such as `cuda:0`, `device_name` the GPU's model; `cuda_graph`: are rounds replayed as
+    graphs? `load_seconds` contains the `upload_seconds` in which a GPU got its weights.
+    """
 
     name: str
     architecture: str
@@ -41,6 +46,16 @@ class EngineDescription:
     load_seconds: float
     memory: str
     """The plan of all memory, as a table."""
+    device_name: str = ""
+    cuda_graph: bool = False
+    upload_seconds: float = 0.0
+
+    @property
+    def computes_on(self) -> str:
+        """The device in words."""
+        if self.device == "cpu":
+            return f"cpu, {self.threads} thread{'s' * (self.threads != 1)}"
+        return f"{self.device}, {self.device_name}" + (", without graphs" * (not self.cuda_graph))
 
 
 class Generation:
@@ -89,14 +104,15 @@ class Generation:
 
 
 class Engine:
-    """One model on the CPU, answering up to `max_concurrency` requests at a time; the others wait in order.
+    """A model on a GPU or the CPU, answering up to `max_concurrency` requests at a time; the others wait in
+    order.
 
     Use as a context manager, or call `close`. A request continues from what it shares with earlier ones, so a
     conversation computes only its new part. All methods may be called from any thread.
     """
 
     def __init__(
-        self, artifact: Artifact, frontend: Frontend, core: "Core", description: EngineDescription
+        self, artifact: Contents, frontend: Frontend, core: "Core", description: EngineDescription
     ) -> None:
         """Use `load`."""
         self._artifact = artifact
@@ -117,17 +133,26 @@ class Engine:
     ) -> Self:
         """Load a `.ninfer` artifact; a Hugging Face folder or a GGUF file is converted once into the cache.
 
-        `progress(stage, done, total)` is called while converting. Raises `NInferError` subclasses with one
-        sentence for anything wrong with the file, the options or the memory.
+        `progress(stage, done, total)` is called while converting, and with bytes while weights go to a GPU.
+        Raises `NInferError` subclasses with one sentence for anything wrong with the file, the options or the
+        memory.
         """
         begin = perf_counter()
         options = options or EngineOptions()
         with opened(path, options.cache_dir, progress) as artifact:
-            return cls._load(artifact, options, begin)
+            return cls._load(artifact, options, begin, progress)
 
     @classmethod
-    def _load(cls, artifact: Artifact, options: EngineOptions, begin: float) -> Self:
-        loaded = load_model(artifact, options.threads, options.chat_template)
+    def _load(
+        cls,
+        artifact: Contents,
+        options: EngineOptions,
+        begin: float,
+        progress: Callable[[str, int, int], None] | None,
+    ) -> Self:
+        loaded = load_model(
+            artifact, options.threads, options.chat_template, device=options.device, progress=progress
+        )
         frontend, model = loaded.frontend, loaded.model
         from ninfer.engine import Core, Policy
         from ninfer.runtime import Limits, Program, plan_model
@@ -136,7 +161,7 @@ class Engine:
         if context is None:
             context = min(options.default_context, model.max_position_embeddings)
         headroom = None if options.headroom_mib is None else options.headroom_mib << 20
-        weights = sum(item.bytes for item in artifact.objects.values() if isinstance(item, TensorObject))
+        on_gpu = model.device.type == "cuda"
         plan = plan_model(
             model,
             Limits(
@@ -149,7 +174,8 @@ class Engine:
                 span=max(1, len(frontend.thinking_closer)),
             ),
             kv_format=KvFormat(options.kv_dtype),
-            weight_bytes=weights,
+            weight_bytes=loaded.weight_bytes,
+            graphs=options.cuda_graph,
         )
         policy = Policy(
             max_pending=options.max_pending,
@@ -157,8 +183,8 @@ class Engine:
             reuse=options.prefix_reuse,
             turn_anchors=options.turn_anchors,
         )
-        program = Program(model, plan)
-        if options.warm_up:
+        program = Program(model, plan, graphs=options.cuda_graph)
+        if options.warm_up or on_gpu:
             # In a thread of its own: the OpenMP runtime keeps a team for each thread that computed, and while
             # there are more of them than processors it lets idle ones sleep at once, so that prefill takes
             # twice as long. The team ends with its thread.
@@ -174,15 +200,18 @@ class Engine:
         description = EngineDescription(
             name=loaded.name,
             architecture=frontend.architecture,
-            device="cpu",
+            device=str(model.device),
             threads=loaded.threads,
             max_context=plan.max_context,
             kv_dtype=options.kv_dtype,
             kv_tokens=plan.pages * 64,
             kv_bytes=plan.kv_bytes,
-            weight_bytes=weights,
+            weight_bytes=loaded.weight_bytes,
             load_seconds=perf_counter() - begin,
             memory=str(plan),
+            device_name=describe_device(model.device),
+            cuda_graph=on_gpu and options.cuda_graph,
+            upload_seconds=loaded.upload_seconds if on_gpu else 0.0,
         )
         return cls(artifact, frontend, core, description)
 
@@ -228,6 +257,7 @@ class Engine:
             stop=options.stop,
             reasoning_stop=options.reasoning_stop,
             stop_token_ids=options.stop_token_ids,
+            ignore_model_stops=options.ignore_model_stops,
             raw=options.raw,
             thinking_budget=options.thinking_budget,
             grammar=options.grammar,
@@ -248,7 +278,7 @@ class Engine:
         return Generation(handle, prompt, sampling, seconds)
 
     @property
-    def artifact(self) -> Artifact:
+    def artifact(self) -> Contents:
         """What was loaded; open until `close`."""
         return self._artifact
 

@@ -5,6 +5,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ninfer.devices import check_device
 from ninfer.errors import OptionError
 from ninfer.events import MOST_LOGPROBS
 from ninfer.formats import KvFormat
@@ -22,6 +23,10 @@ _MAX_SLOTS = 4096
 @dataclass(frozen=True)
 class EngineOptions:
     """Fixed while the engine lives.
+
+    `device`: "cpu", "cuda", "cuda:1", ... or "auto", the first GPU that can be used, else the CPU.
+    `cuda_graph` off runs decode rounds step by step instead of replaying them: for finding faults; the tokens
+    are the same.
 
     `max_context` tokens of one sequence (None: `default_context`, or the model's positions if those are
     fewer);
@@ -56,6 +61,8 @@ class EngineOptions:
     threads: int | None = None
     cache_dir: Path | None = None
     warm_up: bool = False
+    device: str = "auto"
+    cuda_graph: bool = True
 
     def __post_init__(self) -> None:
         _check(self, "max_context", Integral, 1, _U32)
@@ -73,7 +80,8 @@ class EngineOptions:
         _check(self, "turn_anchors", Integral, 0, _MAX_SLOTS)
         _check(self, "max_pending", Integral, 0, _U32)
         _check_seconds(self, "pending_timeout", "to wait for ever")
-        _check_flags(self, "prefix_reuse", "warm_up")
+        _check_flags(self, "prefix_reuse", "warm_up", "cuda_graph")
+        object.__setattr__(self, "device", check_device(self.device))
         if self.state_slots and not self.prefix_reuse:
             raise OptionError("state_slots needs prefix_reuse; switch it on or leave the slots out")
         _check(self, "threads", Integral, 1, _MAX_THREADS)
@@ -84,15 +92,17 @@ class ScorerOptions:
     """Fixed while a scorer lives.
 
     `context` tokens of a window at most; `kv_dtype` is how keys and values are kept (a `KvFormat`);
-    `threads` and `cache_dir` as for an engine.
+    `threads`, `cache_dir` and `device` as for an engine.
     """
 
     context: int = 4096
     kv_dtype: str = "fp8"
     threads: int | None = None
     cache_dir: Path | None = None
+    device: str = "auto"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "device", check_device(self.device))
         _check(self, "context", Integral, 2, _U32)
         _check(self, "threads", Integral, 1, _MAX_THREADS)
         if self.kv_dtype not in tuple(KvFormat):
@@ -105,7 +115,8 @@ class GenerationOptions:
 
     `max_new` output tokens at most (None: to the end of the context); `thinking_budget` tokens inside the
     thinking block before it is closed; `raw` publishes special tokens and doesn't split channels;
-    `prefix_reuse` off neither uses nor feeds the prefix cache.
+    `ignore_model_stops` goes on behind the model's own stop tokens; `prefix_reuse` off neither uses nor feeds
+    the prefix cache.
 
     `grammar` (Lark, as llguidance reads it; see `frontend.grammar`) is what the answer after the thinking
     block must follow, enforced in sampling. `single_call` ends the answer behind its first complete tool
@@ -128,6 +139,7 @@ class GenerationOptions:
     reasoning_stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     raw: bool = False
+    ignore_model_stops: bool = False
     prefix_reuse: bool = True
     grammar: str | None = None
     single_call: bool = False
@@ -146,7 +158,7 @@ class GenerationOptions:
         _check(self, "frequency_penalty", Real, -2, 2)
         _check(self, "logprobs", Integral, 0, MOST_LOGPROBS)
         _check_seconds(self, "timeout", "for the engine's own limit")
-        _check_flags(self, "raw", "prefix_reuse", "single_call")
+        _check_flags(self, "raw", "ignore_model_stops", "prefix_reuse", "single_call")
         if self.grammar is not None and not (isinstance(self.grammar, str) and self.grammar):
             raise OptionError(f"grammar must be text that isn't empty, or None, not {self.grammar!r:.80}")
         if self.thinking is not None:

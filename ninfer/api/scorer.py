@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from ninfer.api.loading import load_model, opened
 from ninfer.api.options import ScorerOptions
 from ninfer.api.signature import prefill_signature, weight_formats
-from ninfer.artifact import Artifact
+from ninfer.artifact import Contents
 from ninfer.errors import EngineError
 from ninfer.formats import KvFormat
 from ninfer.frontend import Frontend
@@ -48,7 +48,7 @@ class Scorer:
     """
 
     def __init__(
-        self, artifact: Artifact, frontend: Frontend, scoring: Scoring, description: ScorerDescription
+        self, artifact: Contents, frontend: Frontend, scoring: Scoring, description: ScorerDescription
     ) -> None:
         """Use `load`."""
         self._artifact = artifact
@@ -67,17 +67,24 @@ class Scorer:
     ) -> Self:
         """Load the text model of a `.ninfer` artifact, a Hugging Face folder or a GGUF file.
 
-        The latter two are converted once into the cache, while `progress(stage, done, total)` is called.
-        Raises `NInferError` subclasses with one sentence for anything wrong with file, options or memory.
+        The latter two are converted once into the cache, while `progress(stage, done, total)` is called, as
+        it is while weights go to a GPU. Raises `NInferError` subclasses with one sentence for anything wrong
+        with file, options or memory.
         """
         begin = perf_counter()
         options = options or ScorerOptions()
         with opened(path, options.cache_dir, progress) as artifact:
-            return cls._load(artifact, options, begin)
+            return cls._load(artifact, options, begin, progress)
 
     @classmethod
-    def _load(cls, artifact: Artifact, options: ScorerOptions, begin: float) -> Self:
-        loaded = load_model(artifact, options.threads)
+    def _load(
+        cls,
+        artifact: Contents,
+        options: ScorerOptions,
+        begin: float,
+        progress: Callable[[str, int, int], None] | None,
+    ) -> Self:
+        loaded = load_model(artifact, options.threads, device=options.device, progress=progress)
         from ninfer.runtime import Scoring
 
         scoring = Scoring(loaded.model, options.context, kv_format=KvFormat(options.kv_dtype))
@@ -87,7 +94,7 @@ class Scorer:
             architecture=loaded.frontend.architecture,
             formats=tuple(weight_formats(artifact)),
             prefill_signature=prefill_signature(artifact),
-            device="cpu",
+            device=str(loaded.model.device),
             threads=loaded.threads,
             context=options.context,
             kv_dtype=options.kv_dtype,

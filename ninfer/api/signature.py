@@ -4,15 +4,15 @@ import json
 from collections.abc import Iterator
 from hashlib import sha256
 
-from ninfer.artifact import Artifact, TensorObject
+from ninfer.artifact import Contents, TensorObject
 
 
-def weight_formats(artifact: Artifact) -> list[str]:
+def weight_formats(artifact: Contents) -> list[str]:
     """Formats of the text model's matrices, sorted, each once."""
     return sorted({tensor.format for _, tensor in _matrices(artifact)})
 
 
-def prefill_signature(artifact: Artifact) -> str:
+def prefill_signature(artifact: Contents) -> str:
     """`<architecture>-<layers>x<hidden size>-<digest>`: equal where prefill is the same work.
 
     The digest, 8 hexadecimal digits of a SHA-256, covers the shape, format and layout of every matrix of the
@@ -28,7 +28,7 @@ def prefill_signature(artifact: Artifact) -> str:
     return f"{architecture}-{config.get('num_hidden_layers')}x{config.get('hidden_size')}-{digest}"
 
 
-def _matrices(artifact: Artifact) -> Iterator[tuple[str, TensorObject]]:
+def _matrices(artifact: Contents) -> Iterator[tuple[str, TensorObject]]:
     """Each text parameter with every object that holds a part of it, matrices only."""
     for name, binding in artifact.bindings.items():
         if name.startswith("text/"):

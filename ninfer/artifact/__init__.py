@@ -3,6 +3,7 @@
 Nothing here imports PyTorch; `ninfer.artifact.layouts`, which turns planes into an object's bytes, does.
 """
 
+from ninfer.artifact.contents import Contents
 from ninfer.artifact.reader import Artifact
 from ninfer.artifact.records import (
     Binding,
@@ -24,6 +25,7 @@ __all__ = [
     "ArtifactWriter",
     "Binding",
     "Component",
+    "Contents",
     "Directory",
     "FileEntry",
     "Part",

@@ -8,33 +8,25 @@ import mmap
 import os
 import stat
 import threading
-from collections.abc import Mapping
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ninfer.artifact import directory as directory_json
 from ninfer.artifact import framing, strict_json
-from ninfer.artifact.records import (
-    RAW_BYTES,
-    Binding,
-    Component,
-    Directory,
-    FileEntry,
-    Part,
-    ResourceObject,
-    TensorObject,
-    Use,
-)
+from ninfer.artifact.contents import Contents
+from ninfer.artifact.records import RAW_BYTES, Directory, FileEntry, ResourceObject
 from ninfer.artifact.verify import check_tensor
 from ninfer.errors import ArtifactError
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
 _WORD = 64
 
 
-class Artifact:
+class Artifact(Contents):
     """An open artifact; create it with `Artifact.open`. Safe to read from several threads.
 
     Arrays that it has handed out stay valid after `close`.
@@ -43,9 +35,7 @@ class Artifact:
     def __init__(
         self, path: Path, directory: Directory, artifact_id: bytes, entry: mmap.mmap, start: int
     ) -> None:
-        self.path = path
-        self.artifact_id = artifact_id
-        self.directory = directory
+        super().__init__(path, directory, artifact_id)
         self._payload_start = start
         self._begins = [0, *itertools.accumulate(entry.payload_bytes for entry in directory.files)]
         self._maps: dict[int, mmap.mmap] = {0: entry}
@@ -76,36 +66,6 @@ class Artifact:
             raise
 
     @property
-    def components(self) -> Mapping[str, Component]:
-        """Component id to record."""
-        return self.directory.components
-
-    @property
-    def objects(self) -> Mapping[str, TensorObject | ResourceObject]:
-        """Object id to record, by rising offset."""
-        return self.directory.objects
-
-    @property
-    def bindings(self) -> Mapping[str, Binding]:
-        """Logical parameter name to binding."""
-        return self.directory.bindings
-
-    @property
-    def uses(self) -> tuple[Use, ...]:
-        """All Uses."""
-        return self.directory.uses
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """Free members; `name`, if there, is the public model name."""
-        return self.directory.metadata
-
-    @property
-    def provenance(self) -> Mapping[str, Any]:
-        """Where the artifact came from; free members."""
-        return self.directory.provenance
-
-    @property
     def files(self) -> tuple[FileEntry, ...]:
         """The file set, entry first."""
         return self.directory.files
@@ -119,20 +79,6 @@ class Artifact:
     def file_bytes(self) -> int:
         """Declared size of all files together."""
         return self.payload_bytes + self._payload_start + framing.PAGE * (len(self.files) - 1)
-
-    def parameter(self, name: str) -> tuple[Part, ...]:
-        """The parts of a logical parameter."""
-        found = self.bindings.get(name)
-        if found is None:
-            raise ArtifactError(f"{self.path} does not bind the parameter {strict_json.show(name)}")
-        return found.parts
-
-    def tensor(self, object_id: str) -> TensorObject:
-        """The record of a tensor object."""
-        found = self.objects.get(object_id)
-        if not isinstance(found, TensorObject):
-            raise ArtifactError(f"{self.path} has no tensor object {strict_json.show(object_id)}")
-        return found
 
     def resource(self, component: str, role: str) -> bytes:
         """The bytes of a component's resource."""
@@ -174,12 +120,29 @@ class Artifact:
             self._checked.add(object_id)
         return array
 
+    def object_tensor(self, object_id: str, device: torch.device) -> torch.Tensor:
+        """`object_bytes` as a tensor on the host."""
+        del device
+        import torch
+
+        with warnings.catch_warnings():
+            # Mapped files are read-only, and nobody writes to weights: PyTorch's warning has no reader.
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.from_numpy(self.object_bytes(object_id))
+
     def read_range(self, offset: int, size: int) -> bytes:
         """Logical payload bytes `[offset, offset + size)`; only the files that hold them need to exist."""
         buffer = bytearray(size if 0 <= size <= self.payload_bytes else 0)
         self._require_range(offset, size)
         self._read_into(memoryview(buffer), offset)
         return bytes(buffer)
+
+    def forget(self) -> None:
+        """Let the system take back the memory of what was read so far; it can be read again."""
+        with self._lock:
+            for mapped in self._maps.values():
+                if hasattr(mmap, "MADV_DONTNEED"):
+                    mapped.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
         """Unmap the files, except what handed-out arrays still hold."""
@@ -191,12 +154,6 @@ class Artifact:
                 except BufferError:
                     continue
             self._maps.clear()
-
-    def __enter__(self) -> Artifact:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _require_range(self, offset: int, size: int) -> None:
         if offset < 0 or size < 0 or offset + size > self.payload_bytes:

@@ -12,6 +12,7 @@ from ninfer.api import (
     Channel,
     Done,
     Engine,
+    EngineDescription,
     EngineOptions,
     Generation,
     GenerationOptions,
@@ -29,12 +30,18 @@ def load(model: Path, options: EngineOptions, quiet: bool) -> Engine:
     if not quiet:
         d = engine.description
         print(
-            f"{d.name}: {d.architecture} on {d.device} ({d.threads} thread{'s' * (d.threads > 1)}), weights "
-            f"{d.weight_bytes / 2**20:.0f} MiB, context {d.max_context}, loaded in {d.load_seconds:.2f} s\n"
+            f"{d.name}: {d.architecture} on {d.computes_on}; weights {d.weight_bytes / 2**20:.0f} MiB, "
+            f"context {d.max_context}, loaded in {d.load_seconds:.2f} s{_upload(d)}\n"
             f"{d.memory}",
             file=sys.stderr,
         )
     return engine
+
+
+def _upload(description: EngineDescription) -> str:
+    """How fast a GPU got its weights."""
+    seconds = description.upload_seconds
+    return f" (weights {description.weight_bytes / seconds / 1e9:.1f} GB/s)" if seconds else ""
 
 
 class Answerer:

@@ -24,9 +24,10 @@ def program(**settings: Any) -> typer.Typer:
     )
 
 
-def whole(flag: str, help: str) -> Any:
-    """An option that takes a decimal integer; its range is checked by the room that owns it."""
-    return typer.Option(flag, parser=_whole, metavar="N", help=help)
+def whole(flag: str, help: str, *more: str) -> Any:
+    """An option that takes a decimal integer; its range is checked by the room that owns it. `more`: further
+    spellings."""
+    return typer.Option(flag, *more, parser=_whole, metavar="N", help=help)
 
 
 def number(flag: str, help: str, metavar: str = "F") -> Any:
@@ -58,8 +59,10 @@ def run(
     argv: Sequence[str] | None,
     prefix: str | None = None,
     later: Mapping[str, str] | None = None,
+    misuse: int = 1,
 ) -> int:
-    """Run an application's only command; the exit code is 0 for success and help, 1 for an expected failure.
+    """Run an application's only command; the exit code is 0 for success and help, 1 for an expected failure,
+    `misuse` for wrong options.
 
     Option errors are followed by the full usage on stderr; every other expected error is one sentence.
     `later` names options that are known but not built yet: option -> what they wait for.
@@ -82,10 +85,10 @@ def run(
         if isinstance(error, _UsageError):
             with command.make_context(name, [], resilient_parsing=True) as context:
                 print(command.get_help(context), file=sys.stderr)
-        return 1
+        return misuse
     except NInferError as error:
         print(f"{prefix}: {printable(str(error))}", file=sys.stderr)
-        return 1
+        return misuse if isinstance(error, OptionError) else 1
     except (KeyboardInterrupt, typer.Abort):
         print(f"\n{prefix}: interrupted", file=sys.stderr)
         return 1

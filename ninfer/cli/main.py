@@ -38,6 +38,8 @@ def ninfer(
     device_state_slots: options.DeviceStateSlots = None,
     turn_anchors: options.TurnAnchors = 1,
     no_prefix_reuse: options.NoPrefixReuse = False,
+    device: options.Device = "auto",
+    no_cuda_graph: options.NoCudaGraph = False,
     threads: options.Threads = None,
     chat_template: options.Template = None,
     no_thinking: options.NoThinking = False,
@@ -113,6 +115,8 @@ def ninfer(
         turn_anchors=turn_anchors,
         no_prefix_reuse=no_prefix_reuse,
         threads=threads,
+        device=device,
+        no_cuda_graph=no_cuda_graph,
         chat_template=chat_template,
     )
     with load(model, engine_options, quiet=quiet) as engine:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ninfer.cli.common import flags, number, whole
+from ninfer.devices import NAMES
 from ninfer.errors import OptionError
 from ninfer.formats import KvFormat
 
@@ -13,9 +14,7 @@ if TYPE_CHECKING:
     from ninfer.api.options import EngineOptions
 
 LATER = {
-    "--device": "the CUDA backend",
-    "--no-cuda-graph": "the CUDA backend",
-    "--embedding-host": "the CUDA backend",
+    "--embedding-host": "weights in the host's memory",
     "--devices": "several GPUs",
     "--tp": "several GPUs",
     "--no-tp-mailbox": "several GPUs",
@@ -30,7 +29,11 @@ LATER = {
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "critical", "off")
 
 Model = Annotated[
-    Path, typer.Argument(help="A .ninfer artifact, a Hugging Face folder or a GGUF file.", metavar="MODEL")
+    Path,
+    typer.Argument(
+        help="A .ninfer artifact, a Hugging Face folder, a GGUF file or synthetic:GEOMETRY/PROFILE.",
+        metavar="MODEL",
+    ),
 ]
 MaxContext = Annotated[
     int | None, whole("--max-context", "Tokens of context (2048, serving 8192; at most what the model has).")
@@ -58,6 +61,12 @@ TurnAnchors = Annotated[
 ]
 NoPrefixReuse = Annotated[
     bool, typer.Option("--no-prefix-reuse", help="Compute every prompt from its beginning.")
+]
+Device = Annotated[
+    str, typer.Option("--device", help=f"{NAMES}: the first GPU that can be used, else the CPU.")
+]
+NoCudaGraph = Annotated[
+    bool, typer.Option("--no-cuda-graph", help="Run decode rounds step by step; same tokens, slower.")
 ]
 Threads = Annotated[int | None, whole("--threads", "CPU threads (default: from the machine).")]
 Template = Annotated[
@@ -94,6 +103,8 @@ def engine_options(
     no_prefix_reuse: bool,
     threads: int | None,
     chat_template: Path | None,
+    device: str,
+    no_cuda_graph: bool,
     **more: Any,
 ) -> "EngineOptions":
     """The options of loading, checked, with errors that name flags; `more` goes through as it is."""
@@ -122,6 +133,8 @@ def engine_options(
             turn_anchors=turn_anchors,
             chat_template=None if chat_template is None else read_text(chat_template, "chat template"),
             threads=threads,
+            device=device,
+            cuda_graph=not no_cuda_graph,
             **more,
         )
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ninfer.cli.common import flags, program, run, whole
+from ninfer.devices import NAMES, check_device
 from ninfer.errors import OptionError
 from ninfer.formats import KvFormat
 
@@ -18,7 +19,7 @@ app = program()
 _LATER = {
     "--tp": "several GPUs",
     "--devices": "several GPUs",
-    "--embedding-host": "the CUDA backend",
+    "--embedding-host": "weights in the host's memory",
 }
 _LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "critical", "off")
 
@@ -36,7 +37,9 @@ def perplexity(
     text: Annotated[Path | None, typer.Option("--text", help="Score this UTF-8 file instead.")] = None,
     context: Annotated[int, whole("--context", "Tokens of a window.")] = 4096,
     stride: Annotated[int, whole("--stride", "New tokens that each further window scores.")] = 2048,
-    device: Annotated[str, typer.Option("--device", help="0 or cpu: the CPU.")] = "0",
+    device: Annotated[
+        str, typer.Option("--device", help=f"{NAMES}: the first GPU that can be used, else the CPU.")
+    ] = "auto",
     kv_dtype: Annotated[
         str, typer.Option("--kv-dtype", help=f"KV cache format: {'|'.join(KvFormat)}.")
     ] = "fp8",
@@ -53,10 +56,7 @@ def perplexity(
         raise OptionError(f"invalid log level: {log_level}; use one of {', '.join(_LOG_LEVELS)}")
     if kv_dtype not in tuple(KvFormat):
         raise OptionError(f"invalid KV format: {kv_dtype}; use one of {', '.join(KvFormat)}")
-    if device not in ("0", "cpu"):
-        raise OptionError(
-            f"--device {device} is not available in this version: it waits for the CUDA backend, later work"
-        )
+    check_device(device, "--device")
     if (corpus is None) == (text is None):
         raise OptionError("pass exactly one of --corpus or --text")
     if quick and corpus is None:
@@ -80,7 +80,7 @@ def perplexity(
     read_seconds = perf_counter() - mark
     quiet = log_level in _LOG_LEVELS[_LOG_LEVELS.index("warning") :]
     with flags():
-        options = ScorerOptions(context=context, kv_dtype=kv_dtype, threads=threads)
+        options = ScorerOptions(context=context, kv_dtype=kv_dtype, threads=threads, device=device)
     with conversion_progress(quiet) as progress:
         scorer = Scorer.load(model, options, progress=progress)
     with scorer:

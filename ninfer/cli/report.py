@@ -77,7 +77,7 @@ def _summary(
     yield "prefill rate", _rate(statistics.prefill_rate)
     yield "decode rate", _rate(statistics.decode_rate)
     yield "overall rate", _rate(statistics.overall_rate)
-    yield "device", description.device
+    yield "device", description.computes_on
     yield "max context", f"{description.max_context} tokens"
     yield "KV", f"{description.kv_dtype}, {description.kv_tokens} tokens, {_mib(description.kv_bytes)}"
     yield "weights", _mib(description.weight_bytes)

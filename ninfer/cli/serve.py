@@ -95,6 +95,8 @@ def serve(
     max_shared_prefixes: Annotated[str | None, _hidden("--max-shared-prefixes")] = None,
     max_long_anchors: Annotated[str | None, _hidden("--max-long-anchors-per-continuation")] = None,
     context_cost_presets: Annotated[str | None, _hidden("--context-cost-presets")] = None,
+    device: options.Device = "auto",
+    no_cuda_graph: options.NoCudaGraph = False,
     threads: options.Threads = None,
     chat_template: options.Template = None,
     idle_unload: Annotated[
@@ -206,6 +208,8 @@ def serve(
         turn_anchors=turn_anchors,
         no_prefix_reuse=no_prefix_reuse,
         threads=threads,
+        device=device,
+        no_cuda_graph=no_cuda_graph,
         chat_template=chat_template,
         default_context=8192,
         max_pending=max_pending_requests,

@@ -8,18 +8,17 @@ any sequence of element ranges.
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
-import numpy as np
 import torch
 
 from ninfer.errors import ModelError
-from ninfer.ops import ActivationPolicy, Encoded, Matrix, Role, RowSpan, place
+from ninfer.ops import ActivationPolicy, Encoded, Matrix, Role, RowSpan, Upload, place
 
 if TYPE_CHECKING:
-    from ninfer.artifact import Artifact, Binding, Component, Use
+    from ninfer.artifact import Binding, Component, Contents, Use
 
 DIVISOR = "activation_input_divisor"
 _DIRECT = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int32": torch.int32}
@@ -30,7 +29,7 @@ _POLICIES = {
 }
 
 
-def component(artifact: Artifact, name: str) -> Component:
+def component(artifact: Contents, name: str) -> Component:
     """The component's record; absent means that the artifact was made without this feature."""
     found = artifact.components.get(name)
     if found is None:
@@ -53,13 +52,15 @@ def public_domain(requested: int | None, vocab_size: int) -> int:
 
 
 class Binder:
-    """Binds the parameters of one artifact on one device."""
+    """Binds the parameters of one artifact on one device, to which `upload` brings them (`ops.uploading`)."""
 
-    def __init__(self, artifact: Artifact, device: torch.device) -> None:
+    def __init__(self, artifact: Contents, device: torch.device, upload: Upload | None = None) -> None:
         self._artifact = artifact
         self._device = device
+        self._upload = upload
         self._uses: dict[tuple[str, str], Use] = {(use.parameter, use.input): use for use in artifact.uses}
-        self._parents: dict[str, Encoded] = {}
+        # Weak: bytes that were made or brought to the device go when the matrices on them have been placed.
+        self._parents: MutableMapping[str, Encoded] = WeakValueDictionary()
 
     def table(self, name: str, shape: tuple[int, int]) -> Matrix:
         """A matrix that is looked up by rows instead of multiplied: no Use."""
@@ -81,7 +82,7 @@ class Binder:
         order = auxiliaries.get(role)
         if order is not None and sorted(order.tolist()) != list(range(blocks)):
             raise ModelError(f"auxiliary '{role}' of '{name}' must be a permutation of 0..{blocks - 1}")
-        return self._placed(matrix, Role.LINEAR), order
+        return self._placed(matrix, Role.LINEAR), None if order is None else self._brought(order)
 
     def stack(
         self, members: Sequence[tuple[str, tuple[int, int]]], input: str, role: Role = Role.LINEAR
@@ -92,11 +93,14 @@ class Binder:
 
     def vector(self, name: str, shape: tuple[int, ...], format: str = "bf16") -> torch.Tensor:
         """A direct parameter, in the required format and C order."""
-        return self._direct(self._binding(name, shape), f"parameter '{name}'", shape, format)
+        return self._brought(self._direct(self._binding(name, shape), f"parameter '{name}'", shape, format))
 
     def _placed(self, matrix: Matrix, role: Role) -> Matrix:
-        place(matrix, self._device, role)
+        place(matrix, self._device, role, self._upload)
         return matrix
+
+    def _brought(self, vector: torch.Tensor) -> torch.Tensor:
+        return vector.to(self._device) if self._upload is None else self._upload(vector)
 
     def _projection(
         self, name: str, shape: tuple[int, int], input: str, tables: Mapping[str, int]
@@ -159,7 +163,7 @@ class Binder:
             tensor = self._artifact.tensor(object_id)
             data = self._data(object_id)
             if tensor.format == "nvfp4":
-                divisor = float(data[-4:].numpy().view("<f4")[0])
+                divisor = float(data[-4:].clone().view(torch.float32))
                 if not (math.isfinite(divisor) and divisor > 0):
                     raise ModelError(
                         f"the divisor of object '{object_id}' must be positive and finite, not {divisor}"
@@ -182,7 +186,7 @@ class Binder:
                     f"{owner} must have format '{format}', but object '{part.object}' is '{tensor.format}'"
                 )
             pieces.append(self._data(part.object).view(_DIRECT[format])[part.begin : part.end])
-        return torch.cat(pieces).reshape(shape).to(self._device)
+        return torch.cat(pieces).reshape(shape)
 
     def _auxiliaries(self, use: Use, tables: Mapping[str, int]) -> dict[str, torch.Tensor]:
         bound = {}
@@ -203,12 +207,5 @@ class Binder:
         return bound
 
     def _data(self, object_id: str) -> torch.Tensor:
-        """The object's bytes, still on the host; the artifact has checked their size, layout and format."""
-        return _read_only_tensor(self._artifact.object_bytes(object_id))
-
-
-def _read_only_tensor(array: np.ndarray) -> torch.Tensor:
-    """A tensor over mapped bytes; nobody writes to weights, so PyTorch's warning has no reader."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(array)
+        """The object's bytes; the artifact has checked their size, layout and format."""
+        return self._artifact.object_tensor(object_id, self._device)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
 from ninfer.errors import ModelError
 from ninfer.models.binding import component
+from ninfer.ops import uploading
 
 if TYPE_CHECKING:
-    from ninfer.artifact import Artifact
+    from ninfer.artifact import Contents
     from ninfer.models.model import Model
 
 _PACKAGES = {
@@ -21,17 +23,20 @@ _PACKAGES = {
 
 
 def load(
-    artifact: Artifact,
+    artifact: Contents,
     device: str | torch.device = "cpu",
     activation_dtype: torch.dtype = torch.bfloat16,
     *,
     public_tokens: int | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> Model:
     """Load the text model of an artifact.
 
     `activation_dtype` is bf16 unless a test asks for float32. `public_tokens` is the size of the tokenizer's
     id domain (the frontend knows it); vocabulary rows behind it are never scored. None: every row is public.
-    On the CPU the weights are views of the mapped file, which stays mapped as long as the model lives.
+    On the CPU the weights are views of the mapped file, which stays mapped as long as the model lives;
+    another device holds them itself, and while it gets them `progress(stage, done, total)` is called with
+    bytes.
 
     Raises `ModelError` if the architecture is unknown or a rule of its config or of its bindings is broken.
     """
@@ -44,6 +49,19 @@ def load(
             f"the architecture {architectures[0]!r} isn't supported; "
             f"this version runs {', '.join(sorted(_PACKAGES))}"
         )
-    return importlib.import_module(package).load(
-        artifact, torch.device(device), activation_dtype, public_tokens
-    )
+    device = torch.device(device)
+    with uploading(device, _text_bytes(artifact), progress) as upload:
+        return importlib.import_module(package).load(
+            artifact, device, activation_dtype, public_tokens, upload
+        )
+
+
+def _text_bytes(artifact: Contents) -> int:
+    """Encoded bytes of the text model."""
+    used = {
+        part.object
+        for name, binding in artifact.bindings.items()
+        if name.startswith("text/")
+        for part in binding.parts
+    }
+    return sum(artifact.objects[name].bytes for name in used)

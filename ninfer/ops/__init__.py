@@ -19,7 +19,7 @@ from ninfer.ops.fused import GdnMixer, fold_gdn, gdn_mix, norm_linear, norm_line
 from ninfer.ops.gate import sigmoid_mul
 from ninfer.ops.linear import linear, linear_swiglu, logits
 from ninfer.ops.norms import gated_rms_norm, rms_norm
-from ninfer.ops.recording import Recording
+from ninfer.ops.recording import Recording, recording_pool
 from ninfer.ops.rope import Rope
 from ninfer.ops.sampling import (
     CANDIDATES,
@@ -34,15 +34,17 @@ from ninfer.ops.sampling import (
     token_logprobs,
     uniform,
 )
-from ninfer.ops.weights import ActivationPolicy, Encoded, Matrix, Role, RowSpan, place
-from ninfer.ops.workspace import (
-    attention_bytes,
-    delta_net_bytes,
-    linear_bytes,
-    recorded_attention,
-    recorded_linear,
-    swiglu_bytes,
+from ninfer.ops.weights import (
+    ActivationPolicy,
+    Encoded,
+    Matrix,
+    Role,
+    RowSpan,
+    Upload,
+    place,
+    uploading,
 )
+from ninfer.ops.workspace import Workspace, workspace
 
 __all__ = [
     "CANDIDATES",
@@ -62,11 +64,11 @@ __all__ = [
     "Rope",
     "RowSpan",
     "SamplingParams",
-    "attention_bytes",
+    "Upload",
+    "Workspace",
     "causal_conv",
     "clear_counts",
     "count_tokens",
-    "delta_net_bytes",
     "draw",
     "embedding",
     "fold_conv",
@@ -78,7 +80,6 @@ __all__ = [
     "gdn_gating",
     "gdn_mix",
     "linear",
-    "linear_bytes",
     "linear_swiglu",
     "logits",
     "mask_words",
@@ -87,12 +88,12 @@ __all__ = [
     "paged_attention",
     "place",
     "qk_prepare",
-    "recorded_attention",
-    "recorded_linear",
+    "recording_pool",
     "rms_norm",
     "sample",
     "sigmoid_mul",
-    "swiglu_bytes",
     "token_logprobs",
     "uniform",
+    "uploading",
+    "workspace",
 ]

@@ -75,8 +75,8 @@ def gdn_mix(
 ) -> torch.Tensor:
     """`gdn_gating`, `causal_conv`, `gated_delta_net` and `gated_rms_norm` of T columns: `[T, Hv * Dv]`.
 
-    `qkv [T, channels]` and `z [T, Hv * Dv]` are raw projections (rows may be strided), `h [T, hidden]` is what
-    they were projected from. Slots and records as in those operators; records come both or not at all.
+    `qkv [T, channels]` and `z [T, Hv * Dv]` are raw projections (rows may be strided), `h [T, hidden]` is
+    what they were projected from. Slots and records as in those operators; records come both or not at all.
     """
     module = backend(h.device.type)
     fused = getattr(module, "gdn_mix", None)

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import Protocol
 
 import torch
 
 from ninfer.errors import FormatError
 from ninfer.ops.dispatch import backend
+
+
+class Upload(Protocol):
+    """Copies a contiguous tensor of the host to `device`, in order with the current stream; it may return
+    before that has happened, but the source is no longer needed then."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def __call__(self, data: torch.Tensor, /) -> torch.Tensor: ...
+
+
+Progress = Callable[[str, int, int], None]
 
 
 class ActivationPolicy(IntEnum):
@@ -122,8 +137,22 @@ class Matrix:
         return f"Matrix([{self.rows}, {self.columns}], {formats}, {len(self.spans)} spans)"
 
 
-def place(matrix: Matrix, device: torch.device, role: Role) -> None:
-    """Bring a matrix to `device` in the layout that its kernels there like, once; afterwards its encoded bytes
-    are no longer needed. On the CPU the encoded bytes themselves are that layout, and nothing happens."""
+def place(matrix: Matrix, device: torch.device, role: Role, upload: Upload | None = None) -> None:
+    """Bring a matrix to `device` in the layout that its kernels there like, once; afterwards its encoded
+    bytes are no longer needed. On the CPU the encoded bytes themselves are that layout, and nothing happens.
+    `upload` comes from `uploading`; without one, bytes are copied as PyTorch does it."""
     if device.type != "cpu":
-        backend(device.type).place(matrix, device, role)
+        backend(device.type).place(matrix, device, role, upload)
+
+
+@contextmanager
+def uploading(device: torch.device, total: int, progress: Progress | None = None) -> Iterator[Upload | None]:
+    """Around the loading of a model of about `total` bytes: what copies its weights to the device, and tells
+    `progress(stage, done, total)`. None on the CPU, where weights stay in their file."""
+    if device.type == "cpu":
+        yield None
+        return
+    from ninfer.ops.cuda.upload import Uploader
+
+    with torch.cuda.device(device), Uploader(device, total=total, progress=progress) as upload:
+        yield upload

@@ -1,79 +1,64 @@
 """What operators take beside their inputs, at most, in bytes: plans count it before anything is allocated.
 
-`*_bytes` are outputs and scratch of a call of many columns on the CPU, `recorded_*` what a recorded call of a
-few columns keeps. `size`: bytes of an activation.
+Each backend has formulas of its own: `workspace(device)` gives those of a device.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+from typing import Protocol, cast
+
 import torch
 
-from ninfer.ops.delta import CHUNK
-
-_PANEL = 2048
-"""Rows of a matrix that are decoded at a time."""
-_KEYS = 512
-"""Keys that a thread of PyTorch's fused attention looks at in one go."""
+from ninfer.ops.dispatch import backend
 
 
-def linear_bytes(columns: int, inputs: int, outputs: int, size: int) -> int:
-    """Inputs as float32, a panel of the matrix, its product in two types, the output; where the processor has
-    matrix tiles, inputs in tiles of both orders and the threads' decoded panels instead, if that is more."""
-    from ninfer.ops.cpu.wide import scratch_bytes
+class Workspace(Protocol):
+    """`*_bytes` are outputs and scratch of a call of many columns, `recorded_*` what a recorded call of a few
+    columns keeps. `size`: bytes of an activation."""
 
-    part = min(_PANEL, outputs)
-    panels = columns * (4 * inputs + 6 * part) + 4 * part * inputs
-    tiles = torch.get_num_threads() * scratch_bytes(columns) + 2 * -(-columns // 16) * 1024 * -(-inputs // 32)
-    return max(panels, tiles) + columns * size * outputs
+    def linear_bytes(self, columns: int, inputs: int, outputs: int, size: int) -> int: ...
 
+    def swiglu_bytes(self, columns: int, inputs: int, outputs: int, size: int) -> int:
+        """`outputs`: columns of the result, half the matrix's rows."""
+        ...
 
-def swiglu_bytes(columns: int, inputs: int, outputs: int, size: int) -> int:
-    """The same with three products at a time, or both whole halves as float32 if their formats differ."""
-    part = min(_PANEL, outputs)
-    panels = columns * (4 * inputs + 12 * part + size * outputs) + 4 * part * inputs
-    return max(panels, columns * size * outputs + linear_bytes(columns, inputs, 2 * outputs, 4))
+    def attention_bytes(
+        self, columns: int, context: int, heads: int, kv_heads: int, width: int, size: int
+    ) -> int:
+        """Of columns that end at the end of a context."""
+        ...
 
+    def delta_net_bytes(
+        self, columns: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int, size: int
+    ) -> int:
+        """All that stands between the projections of a Gated DeltaNet."""
+        ...
 
-def attention_bytes(columns: int, context: int, heads: int, kv_heads: int, width: int, size: int) -> int:
-    """Queries and outputs. Where PyTorch's attention is used, also all keys and values in order and once more
-    packed, the mask as bits and as numbers, and a block of scores for each thread."""
-    from ninfer.ops.cpu import amx
+    def recorded_linear(self, columns: int, inputs: int, outputs: int, size: int) -> int: ...
 
-    total = columns * 3 * heads * width * size
-    if size == 4 or not amx.available():
-        few = columns * kv_heads < 4 * torch.get_num_threads()
-        return total + (_partial_results(columns, context, heads, width) if few else 0)
-    block = 256 if columns >= 768 else 64 if columns >= 192 else 32
-    return (
-        total
-        + 4 * kv_heads * width * context * size
-        + (columns * context * (1 + size) if context > columns else 0)
-        + torch.get_num_threads() * block * (_KEYS * (4 + size) + 4 * width)
-    )
+    def recorded_attention(self, columns: int, context: int, heads: int, width: int, size: int) -> int: ...
 
+    def reuses(self) -> bool:
+        """Does a recorded pass take no more than the pass itself, instead of keeping all that it made, and do
+        recordings of one pool share even that?"""
+        ...
 
-def delta_net_bytes(
-    columns: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int, size: int
-) -> int:
-    """Stages of the chunked rule in float32, the convolved input, the output, and the state four times."""
-    stages = 4 * value_heads * (6 * key_dim + 5 * value_dim + 6 * CHUNK)
-    activations = size * (2 * key_heads * key_dim + 3 * value_heads * value_dim)
-    return columns * (stages + activations) + 16 * value_heads * value_dim * key_dim
+    def fixed_bytes(self) -> int:
+        """What the backend itself takes on the device while it works, whatever the model."""
+        ...
+
+    def recording_bytes(self) -> int:
+        """What a recording of a round takes beside what its operators keep."""
+        ...
 
 
-def recorded_linear(columns: int, inputs: int, outputs: int, size: int) -> int:
-    """Inputs as float32, and the output."""
-    return columns * (4 * (inputs + 31) + size * outputs)
+def workspace(device: torch.device) -> Workspace:
+    """The formulas of the backend of this device."""
+    return _workspace(device.type)
 
 
-def recorded_attention(columns: int, context: int, heads: int, width: int, size: int) -> int:
-    """Queries, outputs, and what several threads find in the runs of keys."""
-    return 2 * columns * heads * width * size + _partial_results(columns, context, heads, width)
-
-
-def _partial_results(columns: int, context: int, heads: int, width: int) -> int:
-    from ninfer.ops.cpu.attend_pages import runs_of
-
-    if torch.get_num_threads() == 1:
-        return 0
-    return columns * heads * (4 * runs_of(context + 63) * (width + 31) + 8)
+@functools.cache
+def _workspace(kind: str) -> Workspace:
+    return cast(Workspace, importlib.import_module(f"{backend(kind).__name__}.workspace"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,19 @@ def allocate_records(state: StateLayout, columns: int, device: torch.device) -> 
         conv=tuple(zeros((columns, state.channels), state.dtype, device) for _ in range(state.layers)),
         delta=tuple(delta() for _ in range(state.layers)),
     )
+
+
+def tensors_of(cache: Cache, records: Records | None = None) -> Iterator[torch.Tensor]:
+    """All that `allocate` and `allocate_records` made."""
+    for pages in cache.kv:
+        yield from (
+            plane for plane in (pages.k, pages.v, pages.k_scales, pages.v_scales) if plane is not None
+        )
+    yield from (*cache.conv, *cache.recurrent)
+    if records is not None:
+        yield from records.conv
+        for layer in records.delta:
+            yield from (layer.k, layer.v, layer.g, layer.beta)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

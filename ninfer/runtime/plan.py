@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ninfer.errors import CapacityError, OptionError
@@ -41,7 +41,8 @@ class Plan:
 
     Lanes work in `pages` of 64 tokens; `copies` further pages take copies of partly filled ones. `slots` are
     two a lane (a unit of work reads one and writes the other) and `snapshots` of the prefix cache.
-    `record_bytes`: what verification keeps until it is committed. Bytes otherwise.
+    `record_bytes`: what verification keeps until it is committed; `graph_bytes`: code and recordings on a
+    GPU, an allowance. Bytes otherwise.
     """
 
     shape: Shape
@@ -56,6 +57,9 @@ class Plan:
     buffer_bytes: int
     workspace_bytes: int
     weight_bytes: int
+    graph_bytes: int = 0
+    available_bytes: int | None = field(default=None, compare=False)
+    """What was free for all this, where it is known."""
 
     @property
     def prefill_chunk(self) -> int:
@@ -78,6 +82,7 @@ class Plan:
             + self.record_bytes
             + self.buffer_bytes
             + self.workspace_bytes
+            + self.graph_bytes
         )
 
     def __str__(self) -> str:
@@ -91,6 +96,8 @@ class Plan:
         if self.record_bytes:
             rows.append(("round records", "", self.record_bytes))
         rows += [("buffers", "", self.buffer_bytes), ("workspace", "", self.workspace_bytes)]
+        if self.graph_bytes:
+            rows.append(("graphs", "", self.graph_bytes))
         rows.append(("total", "", self.weight_bytes + self.total_bytes))
         head = (
             f"{self.concurrency} request{'s' * (self.concurrency > 1)} of {self.max_context:,} tokens at "
@@ -109,6 +116,7 @@ def make_plan(
     workspace_bytes: int,
     weight_bytes: int,
     available_bytes: int | None,
+    graph_bytes: int = 0,
 ) -> Plan:
     """Size everything, or say in a sentence what cannot be.
 
@@ -152,6 +160,8 @@ def make_plan(
             buffer_bytes=buffers,
             workspace_bytes=workspace_bytes,
             weight_bytes=weight_bytes,
+            graph_bytes=graph_bytes,
+            available_bytes=available_bytes,
         )
 
     least = plan(max(shape.pages, rows))

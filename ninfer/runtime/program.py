@@ -9,27 +9,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
 
 import numpy as np
 import torch
 
 from ninfer import ops
+from ninfer.errors import CapacityError
 from ninfer.formats import KvFormat
 from ninfer.models import Batch, Cache, Model
-from ninfer.runtime.memory import allocate, allocate_records, available_bytes, zeros
+from ninfer.runtime.memory import allocate, allocate_records, available_bytes, tensors_of, zeros
 from ninfer.runtime.plan import MAX_CONCURRENCY, Limits, Plan, make_plan
-from ninfer.runtime.records import Unit, copy_record, egress, header_of, ingress
+from ninfer.runtime.records import Unit, copy_record, header_of, ingress
+from ninfer.runtime.transfer import transfer
 
 _ROUND = int(Unit.ROUND)
 
 
 def plan_model(
-    model: Model, limits: Limits, *, kv_format: KvFormat = KvFormat.BF16, weight_bytes: int = 0
+    model: Model,
+    limits: Limits,
+    *,
+    kv_format: KvFormat = KvFormat.BF16,
+    weight_bytes: int = 0,
+    graphs: bool = True,
 ) -> Plan:
     """The memory that serving `model` takes. Raises `CapacityError` or `OptionError`.
 
-    Weights count as memory still to be taken where they are mapped from a file (on the CPU).
+    Weights count as memory still to be taken where they are mapped from a file (on the CPU); a GPU holds them
+    already. `graphs`: as for the Program.
     """
     available = available_bytes(model.device)
     if available is not None and model.device.type == "cpu":
@@ -41,19 +48,32 @@ def plan_model(
         context_limit=model.max_position_embeddings,
         public_tokens=model.public_tokens,
         workspace_bytes=_workspace_bytes(model, limits),
+        graph_bytes=_graph_bytes(model, limits, graphs),
         weight_bytes=weight_bytes,
         available_bytes=available,
     )
+
+
+def _rounds(limits: Limits) -> list[tuple[int, int]]:
+    """(rows, columns of a row) of every round that will be recorded."""
+    most = min(limits.max_concurrency, MAX_CONCURRENCY)
+    return [(rows, width) for rows in range(1, most + 1) for width in sorted({1, limits.width})]
 
 
 def _workspace_bytes(model: Model, limits: Limits) -> int:
     """The largest prefill, and every round that will be recorded, with its scores."""
     context = max(limits.max_context, 1)
     columns = max(min(limits.prefill_chunk, context), limits.max_concurrency * limits.width)
-    most = min(limits.max_concurrency, MAX_CONCURRENCY)
-    rounds = [rows * width for rows in range(1, most + 1) for width in {1, limits.width}]
-    kept = sum(model.round_bytes(count, context) + 4 * model.public_tokens * count for count in rounds)
-    return model.workspace_bytes(columns, context) + kept
+    counts = [rows * width for rows, width in _rounds(limits)]
+    kept = [model.round_bytes(count, context) + 4 * model.public_tokens * count for count in counts]
+    shared = ops.workspace(model.device).reuses()
+    return model.workspace_bytes(columns, context) + (max(kept) if shared else sum(kept))
+
+
+def _graph_bytes(model: Model, limits: Limits, graphs: bool) -> int:
+    """Code on the device, and the recordings themselves."""
+    sizes = ops.workspace(model.device)
+    return sizes.fixed_bytes() + graphs * len(_rounds(limits)) * sizes.recording_bytes()
 
 
 class Program:
@@ -67,10 +87,11 @@ class Program:
     whose results are dropped has changed nothing that counts but the penalty counts of the tokens it fed.
     """
 
-    def __init__(self, model: Model, plan: Plan) -> None:
+    def __init__(self, model: Model, plan: Plan, *, graphs: bool = True) -> None:
+        """`graphs` off runs every round step by step, which gives the same tokens."""
         shape, device = plan.shape, model.device
         self.plan = plan
-        self._model = model
+        self._model, self._device, self._graphs = model, device, graphs
         self._cache: Cache = allocate(
             plan.kv, model.state_layout(), pages=plan.pages + plan.copies, slots=plan.slots, device=device
         )
@@ -78,45 +99,82 @@ class Program:
         if shape.width > 1:
             self._records = allocate_records(model.state_layout(), shape.draws, device)
         self._counts = zeros((shape.rows, model.public_tokens), torch.int32, device)
-        self.ingress, self._egress = ingress(shape), egress(shape)
+        self._transfer = transfer(shape, device)
+        self.ingress, self._egress = self._transfer.ingress, self._transfer.egress
         self._header = header_of(self.ingress)
         self._seconds, self._tokens = self._egress["seconds"], self._egress["tokens"][0]
         self._produced = self._egress["produced"][0]
-        self._fields = {
-            name: torch.from_numpy(self.ingress[name][0])
-            for name in self.ingress.dtype.names or ()
-            if self.ingress[name].ndim > 1
-        }
-        """The record's arrays as tensors; on another device they would be its copy there."""
-        self._logprobs = [
-            torch.from_numpy(self._egress[name][0]) for name in ("logprob", "top_ids", "top_logprobs")
-        ]
+        self._fields, results = self._transfer.fields, self._transfer.results
+        self._logprobs = [results[name] for name in ("logprob", "top_ids", "top_logprobs")]
+        self._pool = ops.recording_pool(device)
         self._rounds: dict[tuple[int, int], ops.Recording[torch.Tensor]] = {}
-        self._device = device
 
     def run(self, record: np.ndarray) -> np.ndarray:
         """Do the unit that the record describes; the result is overwritten by the next call."""
         if record is not self.ingress:
             copy_record(self.ingress, record)
-        begin = perf_counter()
         unit, rows, columns, *copied = self._header.tolist()
-        if unit == _ROUND:
-            self._round(rows, columns)
-        else:
-            with torch.inference_mode():
-                if unit == Unit.PREFILL:
-                    self._prefill(columns, *copied)
-                elif unit == Unit.CONTROL:
-                    self._control(rows, columns)
-                elif unit == Unit.FOLD:
-                    self._fold(rows)
-                else:
-                    raise ValueError(f"{unit} is not a unit of work")
-        self._seconds[0] = perf_counter() - begin
+        transfer = self._transfer
+        with transfer.within:
+            transfer.send()
+            drawn = None
+            if unit == _ROUND:
+                drawn = self._round(rows, columns)
+            else:
+                with torch.inference_mode():
+                    if unit == Unit.PREFILL:
+                        drawn = self._prefill(columns, *copied)
+                    elif unit == Unit.CONTROL:
+                        self._control(rows, columns)
+                    elif unit == Unit.FOLD:
+                        self._fold(rows)
+                    else:
+                        raise ValueError(f"{unit} is not a unit of work")
+            self._seconds[0] = transfer.receive(drawn)
+        if drawn is not None:
+            self._accept(rows, columns if unit == _ROUND else 1)
         return self._egress
 
     def warm_up(self) -> None:
-        """Run every kind of round once on dead pages, so that code is loaded and recordings are made."""
+        """Run every kind of round once on dead pages, so that code is loaded and recordings are made.
+
+        On a GPU also prefills of all sizes, the largest at the end of the context: what the plan counted is
+        taken now, or `CapacityError` says that it isn't there.
+        """
+        try:
+            if self._device.type != "cpu":
+                self._warm_prefills()
+            self._warm_rounds()
+        except torch.OutOfMemoryError:
+            raise CapacityError(
+                f"the memory of {self._device} ran out beside the plan of {self.plan.total_bytes >> 20} MiB; "
+                f"lower --prefill-chunk or --max-context, or use --kv-capacity auto with more "
+                f"--vram-headroom-mib"
+            ) from None
+        if self._device.type != "cpu":
+            self._clear()
+
+    def _warm_prefills(self) -> None:
+        """Of every power of two, one more than that, and a whole chunk, all positions on page 0: kernels are
+        compiled once for numbers that are multiples of 16 and once for others."""
+        record, chunk, context = ingress(self.plan.shape), self.plan.prefill_chunk, self.plan.max_context
+        record["unit"], record["rows"], record["purpose"] = Unit.PREFILL, 1, 0
+        record["source_slots"], record["target_slots"] = -1, 0
+        powers = [1 << power for power in range(chunk.bit_length()) if 1 << power < chunk]
+        sizes = sorted({*powers, *(size + 1 for size in powers if size + 1 < chunk)})
+        for columns, begin in [(chunk, context - chunk), *((size, 0) for size in sizes)]:
+            record["columns"] = columns
+            record["positions"][0, :columns] = np.arange(begin, begin + columns)
+            self.run(record)
+
+    def _clear(self) -> None:
+        """Memory as it was made."""
+        with self._transfer.within:
+            for tensor in tensors_of(self._cache, self._records):
+                tensor.zero_()
+            self._counts.zero_()
+
+    def _warm_rounds(self) -> None:
         record = ingress(self.plan.shape)
         record["positions"] = -1
         record["source_slots"], record["target_slots"] = -1, 0
@@ -130,37 +188,26 @@ class Program:
                     record["unit"] = Unit.FOLD
                     self.run(record)
 
-    def _prefill(self, columns: int, copy_source: int, copy_target: int) -> None:
+    def _prefill(self, columns: int, copy_source: int, copy_target: int) -> torch.Tensor | None:
         if copy_source >= 0:
             for pages in self._cache.kv:
                 pages.copy(copy_source, copy_target)
-        hidden = self._model.forward(self._batch(1, columns), self._cache)
-        if self._fields["purpose"][0] >= 0:
-            ops.clear_counts(self._fields["count_rows"][:1], self._counts)
-            self._tokens[:1] = self._draw(self._model.logits(hidden[-1:]), 1).numpy()
-            self._produced[0] = 1
+        hidden = self._model.forward(self._batch(1, columns, extent=True), self._cache)
+        if self.ingress["purpose"][0, 0] < 0:
+            return None
+        ops.clear_counts(self._fields["count_rows"][:1], self._counts)
+        return self._draw(self._model.logits(hidden[-1:]), 1)
 
-    def _round(self, rows: int, columns: int) -> None:
+    def _round(self, rows: int, columns: int) -> torch.Tensor:
         step = self._rounds.get((rows, columns))
         if step is None:
-            step = ops.Recording(partial(self._step, rows, columns), self._device)
-            self._rounds[rows, columns] = step
+            step = ops.Recording(partial(self._step, rows, columns), self._device, self._pool)
+            if self._graphs:
+                self._rounds[rows, columns] = step
         if step.recorded:
-            drawn = step().numpy()
-        else:
-            with torch.inference_mode():
-                drawn = step().numpy()
-        count = rows * columns
-        self._tokens[:count] = drawn
-        produced = self._produced
-        produced[:rows] = 1
-        if columns > 1:
-            # A draft stands if the column before it drew the same: with one certain proposal that is the
-            # exact rejection rule, and the draws are those of plain decoding.
-            drafts = self.ingress["tokens"][0, :count].reshape(rows, columns)[:, 1:]
-            live = self.ingress["positions"][0, :count].reshape(rows, columns)[:, 1:] >= 0
-            agree = (drawn.reshape(rows, columns)[:, :-1] == drafts) & live
-            produced[:rows] += np.logical_and.accumulate(agree, axis=1).sum(1, dtype=np.int32)
+            return step()
+        with torch.inference_mode():
+            return step()
 
     def _step(self, rows: int, columns: int) -> torch.Tensor:
         """Forward pass, scores and draws of a round: int32 `[rows * columns]`."""
@@ -176,11 +223,25 @@ class Program:
         drawn = ops.draw(logits, self._draws(count), self._counts, self._fields["masks"])
         reports = (report[:count] for report in self._logprobs)
         ops.token_logprobs(logits, drawn, self._fields["logprobs"][:count], *reports)
+        self._transfer.keep(drawn)
         return drawn
+
+    def _accept(self, rows: int, columns: int) -> None:
+        """How many of the tokens of each row stand."""
+        count, produced = rows * columns, self._produced
+        produced[:rows] = 1
+        if columns > 1:
+            # A draft stands if the column before it drew the same: with one certain proposal that is the
+            # exact rejection rule, and the draws are those of plain decoding.
+            drawn = self._tokens[:count].reshape(rows, columns)
+            drafts = self.ingress["tokens"][0, :count].reshape(rows, columns)[:, 1:]
+            live = self.ingress["positions"][0, :count].reshape(rows, columns)[:, 1:] >= 0
+            agree = (drawn[:, :-1] == drafts) & live
+            produced[:rows] += np.logical_and.accumulate(agree, axis=1).sum(1, dtype=np.int32)
 
     def _control(self, rows: int, columns: int) -> None:
         for row in range(rows):
-            batch = self._batch(1, columns, row)
+            batch = self._batch(1, columns, row, extent=True)
             self._model.forward(batch, self._cache)
             count_rows = self._fields["count_rows"][row : row + 1]
             for column in range(columns):
@@ -197,8 +258,8 @@ class Program:
             fields["target_slots"][:rows],
         )
 
-    def _batch(self, rows: int, columns: int, row: int = 0) -> Batch:
-        """`rows` rows from `row` on."""
+    def _batch(self, rows: int, columns: int, row: int = 0, *, extent: bool = False) -> Batch:
+        """`rows` rows from `row` on; with an extent, which is not for what is recorded."""
         fields, begin, end = self._fields, row * columns, (row + rows) * columns
         return Batch(
             tokens=fields["tokens"][begin:end],
@@ -207,6 +268,7 @@ class Program:
             page_table=fields["page_table"][row : row + rows],
             source_slots=fields["source_slots"][row : row + rows],
             target_slots=fields["target_slots"][row : row + rows],
+            extent=int(self.ingress["positions"][0, begin:end].max()) + 1 if extent else None,
         )
 
     def _draws(self, count: int) -> ops.Draws:

@@ -6,11 +6,13 @@ Beside the Program, not part of it: no request, no sampling, no memory of earlie
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import torch
 
+from ninfer import ops
 from ninfer.errors import CapacityError, ModelError, OptionError
 from ninfer.formats import KvFormat
 from ninfer.models import Batch, KvLayout, Model
@@ -60,10 +62,12 @@ class Scoring:
             + 2 * self._chunk * model.hidden_size * model.dtype.itemsize
         )
         """What a window takes: pages, slots, scores of a tile and hidden states."""
-        free = available_bytes(model.device)
-        if free is not None and self.bytes > free:
+        free, needed = available_bytes(model.device), self.bytes
+        if model.device.type != "cpu":
+            needed += model.workspace_bytes(self._chunk, context) + ops.workspace(model.device).fixed_bytes()
+        if free is not None and needed > free:
             raise CapacityError(
-                f"scoring windows of {context} tokens needs {self.bytes / 2**20:,.0f} MiB, but only "
+                f"scoring windows of {context} tokens needs {needed / 2**20:,.0f} MiB, but only "
                 f"{free / 2**20:,.0f} MiB are free; lower --context"
             )
         self._cache = allocate(kv, state, pages=pages, slots=2, device=model.device)
@@ -82,13 +86,14 @@ class Scoring:
         self._check(tokens, first_target)
         columns, device = len(tokens) - 1, self._model.device  # nothing follows the last token
         scores = np.empty(len(tokens) - first_target, np.float32)
-        with torch.inference_mode():
+        there = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        with there, torch.inference_mode():
             ids = torch.tensor(tokens, dtype=torch.int32, device=device)
             positions = torch.arange(columns, dtype=torch.int32, device=device)
             for begin in range(0, columns, self._chunk):
                 end = min(begin + self._chunk, columns)
                 hidden = self._model.forward(
-                    self._batch(ids[begin:end], positions[begin:end], begin > 0), self._cache
+                    self._batch(ids[begin:end], positions[begin:end], begin), self._cache
                 )
                 for first in range(max(begin, first_target - 1), end, self._tile):
                     last = min(first + self._tile, end)
@@ -101,8 +106,8 @@ class Scoring:
         self._check_finite(scores, first_target)
         return scores
 
-    def _batch(self, tokens: torch.Tensor, positions: torch.Tensor, continued: bool) -> Batch:
-        source = _WORK if continued else _ZERO
+    def _batch(self, tokens: torch.Tensor, positions: torch.Tensor, begin: int) -> Batch:
+        source = _WORK if begin else _ZERO
         return Batch(
             tokens=tokens,
             positions=positions,
@@ -110,6 +115,7 @@ class Scoring:
             page_table=self._page_table,
             source_slots=self._slots[source : source + 1],
             target_slots=self._slots[_WORK : _WORK + 1],
+            extent=begin + len(tokens),
         )
 
     def _log_probabilities(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,8 @@ class Job:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What the engine process loaded; bytes, tokens and seconds. `memory` is the printed plan."""
+    """What the engine process loaded; bytes, tokens and seconds. `memory` is the printed plan,
+    `memory_available` what is free for more."""
 
     name: str
     architecture: str
@@ -56,6 +57,7 @@ class EngineInfo:
     buffer_bytes: int = 0
     workspace_bytes: int = 0
     record_bytes: int = 0
+    graph_bytes: int = 0
     artifact_path: str = ""
     artifact_bytes: int = 0
     artifact_objects: int = 0
@@ -63,6 +65,9 @@ class EngineInfo:
     prefill_signature: str = ""
     process: int = 0
     memory_available: int | None = None
+    device_name: str = ""
+    cuda_graph: bool = False
+    upload_seconds: float = 0.0
     extra: dict[str, str] = field(default_factory=dict)
 
 

@@ -119,7 +119,8 @@ class EngineLink:
 
     async def opened(self, progress: Progress | None = None) -> Path:
         """The artifact that is being loaded, as soon as it is there; `progress(stage, done, total)` is called
-        while a checkpoint is converted. Raises what loading raises."""
+        while a checkpoint is converted and, until the link is ready, while weights go to a GPU. Raises what
+        loading raises."""
         if self._opened is None:
             raise EngineError("the link has not been started")
         self._progress = progress
@@ -263,6 +264,7 @@ class EngineLink:
     def _loaded(self, info: EngineInfo) -> None:
         if self._state is not LinkState.STARTING or self._stopping:
             return
+        self._progress = None
         identity = "artifact_id"
         if self._info is not None and self._info.extra.get(identity) != info.extra.get(identity):
             self._fail(

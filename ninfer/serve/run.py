@@ -94,7 +94,8 @@ async def serve(
     """Bind, load, serve until a signal or the engine's failure, and end; the exit code.
 
     0 after SIGINT or SIGTERM, 2 if the engine failed while serving. Raises `NInferError` if it can't start.
-    What the context manager `progress` yields is told (stage, done, total) of a checkpoint's conversion;
+    What the context manager `progress` yields is told (stage, done, total) of a checkpoint's conversion and
+    of weights on their way to a GPU;
     `announce` gets the text for users.
     """
     if assemble is None:
@@ -113,8 +114,9 @@ async def serve(
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         try:
             await link.start()
-            life = await stop.before(_assembled(options, link, assemble, progress or nullcontext))
-            info = await stop.before(link.wait_ready())
+            with (progress or nullcontext)() as tell:
+                life = await stop.before(_assembled(options, link, assemble, tell))
+                info = await stop.before(link.wait_ready())
             if life is None or info is None:
                 return 0
             life.loaded(link, info)
@@ -158,10 +160,9 @@ async def _assembled(
     options: ServeOptions,
     link: EngineLink,
     assemble: Assemble,
-    progress: Callable[[], AbstractContextManager[Progress | None]],
+    progress: Progress | None,
 ) -> Life:
-    with progress() as tell:
-        path = await link.opened(tell)
+    path = await link.opened(progress)
     name, frontend = await asyncio.to_thread(_frontend, path, options.engine.chat_template)
     return assemble(options, frontend, name, link)
 

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ninfer.api import Engine, Generation, GenerationOptions, Output
+from ninfer.api.loading import located
 from ninfer.api.signature import prefill_signature, weight_formats
-from ninfer.convert import ensure_artifact
 from ninfer.errors import ContextLengthError, NInferError, UnavailableError
 from ninfer.serve.jobs import EngineInfo
 from ninfer.serve.records import (
@@ -54,6 +54,7 @@ from ninfer.serve.records import (
 
 if TYPE_CHECKING:
     from ninfer.engine import Event
+    from ninfer.runtime import Plan
 
 _HEARTBEAT = 1.0
 """Seconds between signs of life."""
@@ -212,13 +213,12 @@ def _work(setup: Setup, line: Line) -> int:
 
 
 def _load(setup: Setup, send: Callable[[Report], None]) -> Engine:
-    path = ensure_artifact(
-        setup.model,
-        setup.options.cache_dir,
-        lambda stage, done, total: send(Loading(clean(stage), done, total)),
-    )
+    def tell(stage: str, done: int, total: int) -> None:
+        send(Loading(clean(stage), done, total))
+
+    path = located(setup.model, setup.options.cache_dir, tell)
     send(Opened(path))
-    engine = Engine.load(path, replace(setup.options, warm_up=setup.warm_up))
+    engine = Engine.load(path, replace(setup.options, warm_up=setup.warm_up), progress=tell)
     try:
         if setup.warm_up:
             # Seconds for a large vocabulary, with the interpreter locked: not in the middle of an answer.
@@ -261,8 +261,6 @@ def _serve(engine: Engine, line: Line) -> None:
 
 
 def _info(engine: Engine) -> EngineInfo:
-    from ninfer.runtime.memory import machine_bytes
-
     description, plan, artifact = engine.description, engine.plan, engine.artifact
     return EngineInfo(
         name=description.name,
@@ -285,6 +283,7 @@ def _info(engine: Engine) -> EngineInfo:
         buffer_bytes=plan.buffer_bytes,
         workspace_bytes=plan.workspace_bytes,
         record_bytes=plan.record_bytes,
+        graph_bytes=plan.graph_bytes,
         artifact_path=clean(str(artifact.path)),
         artifact_bytes=sum(
             artifact.path.with_name(file.path or artifact.path.name).stat().st_size
@@ -294,9 +293,33 @@ def _info(engine: Engine) -> EngineInfo:
         formats=tuple(weight_formats(artifact)),
         prefill_signature=prefill_signature(artifact),
         process=os.getpid(),
-        memory_available=machine_bytes(),
-        extra={"artifact_id": artifact.artifact_id.hex()},
+        memory_available=_free(plan, description.device),
+        device_name=description.device_name,
+        cuda_graph=description.cuda_graph,
+        upload_seconds=description.upload_seconds,
+        extra={"artifact_id": artifact.artifact_id.hex(), **_cuda(description.device)},
     )
+
+
+def _free(plan: Plan, device: str) -> int | None:
+    """Memory for what the plan counts and more. The machine's is taken page by page, a GPU's at once."""
+    from ninfer.runtime.memory import machine_bytes
+
+    return machine_bytes() if device == "cpu" else plan.available_bytes
+
+
+def _cuda(device: str) -> dict[str, str]:
+    """Which GPU it is, whatever number the driver gives it, and with which CUDA."""
+    if device == "cpu":
+        return {}
+    import torch
+
+    version = torch.version.cuda or ""
+    return {
+        "gpu_uuids": str(torch.cuda.get_device_properties(device).uuid),
+        "cuda_compile_version": version,
+        "cuda_runtime_version": version,
+    }
 
 
 def _read(count: int) -> bytes:

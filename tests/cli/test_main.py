@@ -99,7 +99,7 @@ def test_the_prompt_may_come_from_stdin(ninfer, tiny, monkeypatch):
 def test_threads(ninfer, tiny):
     before = torch.get_num_threads()
     try:
-        assert "(1 thread)" in ninfer(tiny, "--prompt", "Hi", "--max-new", 1, "--threads", 1).err
+        assert "on cpu, 1 thread;" in ninfer(tiny, "--prompt", "Hi", "--max-new", 1, "--threads", 1).err
     finally:
         torch.set_num_threads(before)
 

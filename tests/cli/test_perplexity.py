@@ -243,7 +243,7 @@ def test_kv_formats_are_named(run, tiny: Path, tmp_path: Path) -> None:
         (("--corpus", "C", "--context", 513, "--stride", 8), "--context 513 is more than the 512 positions"),
         (("--corpus", "C", "--kv-dtype", "fp4"), "invalid KV format: fp4; use one of bf16, int8"),
         (("--corpus", "C", "--log-level", "loud"), "invalid log level: loud"),
-        (("--corpus", "C", "--device", 1), "--device 1 is not available in this version"),
+        (("--corpus", "C", "--device", "tpu"), "--device must be cpu, cuda, cuda:N or auto, not 'tpu'"),
         (("--corpus", "C", "--tp", 2), "--tp is not available in this version: it waits for several GPUs"),
         (("--corpus", "C", "--devices", "0,1"), "--devices is not available"),
         (("--corpus", "C", "--embedding-host"), "--embedding-host is not available"),

@@ -187,7 +187,7 @@ def test_the_key_may_come_from_the_environment_and_is_shown_nowhere(serve, monke
         (["--spec", "mtp"], ["--spec is not available", "speculative decoding"]),
         (["--vision"], ["--vision is not available", "vision"]),
         (["--media-live-mib", "1"], ["--media-live-mib is not available", "vision"]),
-        (["--device", "0"], ["--device is not available", "CUDA"]),
+        (["--device", "tpu"], ["--device must be cpu, cuda", "not 'tpu'"]),
         (["--log-level", "loud"], ["invalid log level: loud"]),
         (["--kv-dtype", "q4"], ["invalid --kv-dtype: q4"]),
         (["--chat-template", "/no/such/file"], ["cannot read the chat template /no/such/file"]),

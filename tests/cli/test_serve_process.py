@@ -63,10 +63,10 @@ class Server:
 
 
 @contextmanager
-def server(*options: object, **environment: str) -> Iterator[Server]:
+def server(*options: object, model: object = NANO, **environment: str) -> Iterator[Server]:
     words = [str(word) for word in ("--port", 0, "--threads", 1, "--max-context", 512, *options)]
     process = subprocess.Popen(
-        [*COMMAND, str(NANO), *words],
+        [*COMMAND, str(model), *words],
         cwd=ROOT,
         env={**os.environ, **environment},
         stderr=subprocess.PIPE,
@@ -185,3 +185,11 @@ def test_what_cannot_be_loaded_is_one_sentence(path: str, words: str):
     assert run.stderr.startswith("ninfer-serve: ")
     assert words in run.stderr
     assert run.stderr.count("\n") == 1
+
+
+def test_a_synthetic_model_is_served():
+    with server(model="synthetic:tiny/quasar") as running:
+        base = running.base()
+        code, text = get(f"{base}/v1/chat/completions", {**QUESTION, "model": "tiny-quasar-synthetic"})
+        assert code == 200
+        assert json.loads(text)["model"] == "tiny-quasar-synthetic"

@@ -27,6 +27,7 @@ class Criterion:
 
 
 LINEAR = Criterion(2**-8, 2**-8, 2 * 2**-8)
+LINEAR_A8 = Criterion(0.04, 2**-8, 0.06)
 ATTENTION = Criterion(2.8e-3, 1e-3, 2.7e-3)
 GDN_OUTPUT = Criterion(4.1e-3, 5e-6, 5.5e-3)
 GDN_STATE = Criterion(2.7e-3, 1e-5, 3.9e-3)

@@ -64,6 +64,7 @@ class Hand:
         chunk: int = 128,
         snapshots: int = 4,
         kv_format: KvFormat = KvFormat.BF16,
+        graphs: bool = True,
     ) -> None:
         limits = Limits(
             context,
@@ -74,7 +75,7 @@ class Hand:
             width=width,
         )
         self.plan = plan_model(model, limits, kv_format=kv_format)
-        self.program = Program(model, self.plan)
+        self.program = Program(model, self.plan, graphs=graphs)
 
     @property
     def shape(self) -> Shape:

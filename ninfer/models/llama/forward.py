@@ -38,32 +38,34 @@ class Llama:
         return StateLayout.none(self.dtype)
 
     def workspace_bytes(self, columns: int, context: int) -> int:
-        c, size = self.config, self.dtype.itemsize
+        c, size, w = self.config, self.dtype.itemsize, ops.workspace(self.device)
         hidden, inner = c.hidden_size, c.intermediate_size
         queries = c.heads * c.head_dim
         heads = queries + 2 * c.kv_heads * c.head_dim
         stages = (
-            ops.linear_bytes(columns, hidden, heads, size),
+            w.linear_bytes(columns, hidden, heads, size),
             columns * heads * size
-            + ops.attention_bytes(columns, context, c.heads, c.kv_heads, c.head_dim, size),
-            columns * (heads + 2 * queries) * size + ops.linear_bytes(columns, queries, hidden, size),
-            ops.swiglu_bytes(columns, hidden, inner, size),
-            columns * inner * size + ops.linear_bytes(columns, inner, hidden, size),
+            + w.attention_bytes(columns, context, c.heads, c.kv_heads, c.head_dim, size),
+            columns * (heads + 2 * queries) * size + w.linear_bytes(columns, queries, hidden, size),
+            w.swiglu_bytes(columns, hidden, inner, size),
+            columns * inner * size + w.linear_bytes(columns, inner, hidden, size),
         )
         return 2 * columns * hidden * size + max(stages)
 
     def round_bytes(self, columns: int, context: int) -> int:
-        c, size = self.config, self.dtype.itemsize
+        c, size, w = self.config, self.dtype.itemsize, ops.workspace(self.device)
+        if w.reuses():
+            return self.workspace_bytes(columns, context)
         hidden, inner, queries = c.hidden_size, c.intermediate_size, c.heads * c.head_dim
         layer = (
             2 * columns * hidden * size
-            + ops.recorded_linear(columns, hidden, queries + 2 * c.kv_heads * c.head_dim, size)
-            + ops.recorded_attention(columns, context, c.heads, c.head_dim, size)
-            + ops.recorded_linear(columns, queries, hidden, size)
-            + ops.recorded_linear(columns, hidden, inner, size)
-            + ops.recorded_linear(columns, inner, hidden, size)
+            + w.recorded_linear(columns, hidden, queries + 2 * c.kv_heads * c.head_dim, size)
+            + w.recorded_attention(columns, context, c.heads, c.head_dim, size)
+            + w.recorded_linear(columns, queries, hidden, size)
+            + w.recorded_linear(columns, hidden, inner, size)
+            + w.recorded_linear(columns, inner, hidden, size)
         )
-        return c.num_hidden_layers * layer + ops.recorded_linear(columns, hidden, 2 * hidden, size)
+        return c.num_hidden_layers * layer + w.recorded_linear(columns, hidden, 2 * hidden, size)
 
     def forward(self, batch: Batch, cache: Cache, records: Records | None = None) -> torch.Tensor:
         eps = self.config.rms_norm_eps

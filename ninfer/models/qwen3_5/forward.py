@@ -57,47 +57,49 @@ class Qwen35:
         )
 
     def workspace_bytes(self, columns: int, context: int) -> int:
-        c, size = self.config, self.dtype.itemsize
+        c, size, w = self.config, self.dtype.itemsize, ops.workspace(self.device)
         hidden, inner = c.hidden_size, c.intermediate_size
         stages = [
-            ops.swiglu_bytes(columns, hidden, inner, size),
-            columns * inner * size + ops.linear_bytes(columns, inner, hidden, size),
+            w.swiglu_bytes(columns, hidden, inner, size),
+            columns * inner * size + w.linear_bytes(columns, inner, hidden, size),
         ]
         for m in c.mixers:
             inputs, outputs = _widths(m)
             held = columns * inputs * size
-            stages.append(ops.linear_bytes(columns, hidden, inputs, size))
+            stages.append(w.linear_bytes(columns, hidden, inputs, size))
             stages.append(
-                held + columns * 3 * outputs * size + ops.linear_bytes(columns, outputs, hidden, size)
+                held + columns * 3 * outputs * size + w.linear_bytes(columns, outputs, hidden, size)
             )
             if isinstance(m, AttentionConfig):
-                held += ops.attention_bytes(columns, context, m.heads, m.kv_heads, m.head_dim, size)
+                held += w.attention_bytes(columns, context, m.heads, m.kv_heads, m.head_dim, size)
             else:
-                held += columns * 8 * m.value_heads + ops.delta_net_bytes(
+                held += columns * 8 * m.value_heads + w.delta_net_bytes(
                     columns, m.key_heads, m.value_heads, m.key_head_dim, m.value_head_dim, size
                 )
             stages.append(held)
         return 2 * columns * hidden * size + max(stages)
 
     def round_bytes(self, columns: int, context: int) -> int:
-        c, size = self.config, self.dtype.itemsize
+        c, size, w = self.config, self.dtype.itemsize, ops.workspace(self.device)
+        if w.reuses():
+            return self.workspace_bytes(columns, context)
         hidden, inner = c.hidden_size, c.intermediate_size
-        total = ops.recorded_linear(columns, hidden, 2 * hidden, size)
+        total = w.recorded_linear(columns, hidden, 2 * hidden, size)
         for m in c.mixers:
             inputs, outputs = _widths(m)
             total += (
                 2 * columns * hidden * size
-                + ops.recorded_linear(columns, hidden, inputs, size)
-                + ops.recorded_linear(columns, outputs, hidden, size)
-                + ops.recorded_linear(columns, hidden, inner, size)
-                + ops.recorded_linear(columns, inner, hidden, size)
+                + w.recorded_linear(columns, hidden, inputs, size)
+                + w.recorded_linear(columns, outputs, hidden, size)
+                + w.recorded_linear(columns, hidden, inner, size)
+                + w.recorded_linear(columns, inner, hidden, size)
                 + columns * outputs * size
             )
             if isinstance(m, AttentionConfig):
-                total += ops.recorded_attention(columns, context, m.heads, m.head_dim, size)
+                total += w.recorded_attention(columns, context, m.heads, m.head_dim, size)
             else:
                 total += columns * (m.channels + outputs) * size
-                total += ops.recorded_linear(columns, hidden, 4 * m.value_heads, 4)
+                total += w.recorded_linear(columns, hidden, 4 * m.value_heads, 4)
         return total
 
     def forward(self, batch: Batch, cache: Cache, records: Records | None = None) -> torch.Tensor:

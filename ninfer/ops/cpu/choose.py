@@ -12,7 +12,6 @@ import math
 import numpy as np
 import torch
 
-from ninfer.errors import OptionError
 from ninfer.ops.cpu.block import argument, next_shared
 from ninfer.ops.cpu.functions import draw as random_number
 from ninfer.ops.cpu.instructions import device
@@ -40,6 +39,7 @@ from ninfer.ops.cpu.simd import (
     zeros,
 )
 from ninfer.ops.sampling import CANDIDATES, Draws, mask_words
+from ninfer.ops.sampling_checks import check_clearing, check_counting, check_draws
 
 _PARALLEL = 1 << 14  # scores
 _LOWEST = np.float32(-np.inf)
@@ -207,26 +207,14 @@ def clear_kernel(data):
 _choose = Kernel(choose_kernel)
 _count = Kernel(count_kernel, "count_tokens")
 _clear = Kernel(clear_kernel, "clear_counts")
-_REALS = ("temperature", "top_p", "min_p", "presence", "frequency")
-_INTEGERS = ("top_k", "seed", "position", "purpose", "count_rows", "mask_row")
 
 
 def draw(
     logits: torch.Tensor, draws: Draws, counts: torch.Tensor, masks: torch.Tensor | None = None
 ) -> torch.Tensor:
-    if logits.dtype != torch.float32 or not logits.is_contiguous():
-        raise OptionError(f"scores must be contiguous float32, got {logits.dtype}")
+    fields = check_draws(logits, draws, counts, masks)
     rows, size = logits.shape
-    _check_counts(counts, size)
-    address, words = _masks(masks, size)
-    fields = [getattr(draws, name) for name in (*_REALS, *_INTEGERS)]
-    for name, field in zip((*_REALS, *_INTEGERS), fields, strict=True):
-        kind = torch.float64 if name in _REALS else torch.int64 if name == "seed" else torch.int32
-        if field.shape != (rows,) or field.dtype != kind or not field.is_contiguous():
-            raise OptionError(
-                f"{name} of {rows} draws must be contiguous {kind} [{rows}], "
-                f"got {field.dtype} {tuple(field.shape)}"
-            )
+    address, words = (0, 0) if masks is None else (masks.data_ptr(), mask_words(size))
     out = torch.empty(rows, dtype=torch.int32)
     team = threads() if rows > 1 and rows * size > _PARALLEL else 1
     launch(
@@ -236,26 +224,8 @@ def draw(
     return out
 
 
-def _masks(masks: torch.Tensor | None, size: int) -> tuple[int, int]:
-    """Address and words of a mask; 0 without masks."""
-    if masks is None:
-        return 0, 0
-    words = mask_words(size)
-    if masks.dtype != torch.int32 or masks.dim() != 2 or masks.shape[1] != words or not masks.is_contiguous():
-        raise OptionError(
-            f"masks of {size} tokens must be contiguous int32 [rows, {words}], got {masks.dtype} "
-            f"{tuple(masks.shape)}"
-        )
-    return masks.data_ptr(), words
-
-
 def count_tokens(tokens: torch.Tensor, count_rows: torch.Tensor, counts: torch.Tensor) -> None:
-    _check_counts(counts, counts.shape[1])
-    if tokens.shape != count_rows.shape or not tokens.dtype == count_rows.dtype == torch.int32:
-        raise OptionError(
-            f"tokens and count rows must be int32 of one length, got {tokens.dtype} {tuple(tokens.shape)} "
-            f"and {count_rows.dtype} {tuple(count_rows.shape)}"
-        )
+    check_counting(tokens, count_rows, counts)
     launch(
         _count.address, 1, 0, tokens.data_ptr(), count_rows.data_ptr(), tokens.numel(), counts.data_ptr(),
         counts.shape[1],
@@ -263,14 +233,7 @@ def count_tokens(tokens: torch.Tensor, count_rows: torch.Tensor, counts: torch.T
 
 
 def clear_counts(count_rows: torch.Tensor, counts: torch.Tensor) -> None:
-    _check_counts(counts, counts.shape[1])
-    if count_rows.dtype != torch.int32:
-        raise OptionError(f"count rows must be int32, got {count_rows.dtype}")
+    check_clearing(count_rows, counts)
     launch(
         _clear.address, 1, 0, count_rows.data_ptr(), count_rows.numel(), counts.data_ptr(), counts.shape[1]
     )
-
-
-def _check_counts(counts: torch.Tensor, size: int) -> None:
-    if counts.dtype != torch.int32 or counts.shape[1] != size or not counts.is_contiguous():
-        raise OptionError(f"counts must be contiguous int32 [rows, {size}], got {tuple(counts.shape)}")

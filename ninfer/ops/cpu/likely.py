@@ -12,7 +12,6 @@ import math
 import numpy as np
 import torch
 
-from ninfer.errors import OptionError
 from ninfer.ops.cpu.block import argument, next_shared
 from ninfer.ops.cpu.choose import find_best
 from ninfer.ops.cpu.functions import exp
@@ -34,6 +33,7 @@ from ninfer.ops.cpu.simd import (
     zeros,
 )
 from ninfer.ops.sampling import CANDIDATES
+from ninfer.ops.sampling_checks import check_reports
 
 _PARALLEL = 1 << 14  # scores
 _BLOCK = 1024
@@ -99,21 +99,8 @@ def token_logprobs(
     top_ids: torch.Tensor,
     top_logprobs: torch.Tensor,
 ) -> None:
-    if logits.dtype != torch.float32 or not logits.is_contiguous():
-        raise OptionError(f"scores must be contiguous float32, got {logits.dtype}")
+    check_reports(logits, tokens, wanted, logprob, top_ids, top_logprobs)
     rows, size = logits.shape
-    for name, tensor, kind, shape in (
-        ("tokens", tokens, torch.int32, (rows,)),
-        ("wanted", wanted, torch.int32, (rows,)),
-        ("logprob", logprob, torch.float32, (rows,)),
-        ("top_ids", top_ids, torch.int32, (rows, CANDIDATES)),
-        ("top_logprobs", top_logprobs, torch.float32, (rows, CANDIDATES)),
-    ):
-        if tensor.shape != shape or tensor.dtype != kind or not tensor.is_contiguous():
-            raise OptionError(
-                f"{name} of {rows} rows must be contiguous {kind} {list(shape)}, got {tensor.dtype} "
-                f"{tuple(tensor.shape)}"
-            )
     team = threads() if rows > 1 and rows * size > _PARALLEL else 1
     launch(
         _likely.address, team, 0, logits.data_ptr(), rows, size, tokens.data_ptr(), wanted.data_ptr(),

@@ -130,7 +130,7 @@ def _is_view(func) -> bool:
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
-def record(work: Callable[[], Any]) -> tuple[Any, Tape | None, str | None]:
+def record(work: Callable[[], Any], pool: None = None) -> tuple[Any, Tape | None, str | None]:
     """Do the work; (result, tape, reason): a tape, or the PyTorch operator because of which there is none."""
     launches: list[tuple[int, int, int, tuple[int, ...]]] = []
     with _Watch() as watch, noting(lambda *launch: launches.append(launch)):

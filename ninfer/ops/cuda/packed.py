@@ -7,7 +7,16 @@ after tile, in a tile unit after unit, `unit_bytes` each: first the codes, then 
 Codes of a unit, by lane = 4 r + q (r in 0..7, q in 0..3): the codes of row r, then those of row r + 8, of the
 lane's 16 columns, which are 16 q .. 16 q + 15 of the unit (`Order.OWNED`: one scale group of NVFP4 belongs to
 one lane), or 16 j + 4 q .. 16 j + 4 q + 3 for j in 0..3 (`Order.STEPPED`: step j is one group of 16). In both
-orders the lane's columns 4 j .. 4 j + 3 are what it feeds to step j of four `mma.m16n8k16` products.
+orders the lane's columns 4 j .. 4 j + 3 are what it feeds to step j of four `mma.m16n8k16` products. A lane's
+codes are cut into vectors of 16 bytes, and vector v of all lanes stand together, at `512 v + 16 lane`.
+How codes stand in a vector, and which scales follow, is the format's choice, written above its decoder in
+`csrc/formats_a.cuh` and `csrc/formats_b.cuh`.
+
+NVFP4: 8 codes in a word of 32 bits, columns 0, 2, 4, 6 in the low half, 1, 3, 5, 7 in the high half, each
+half's bits by `NIBBLES`; a unit's scales are bytes `8 (E + 22) + M` for 2^E (1 + M / 8) at `512 + 2 lane`
+(row r) and `513 + 2 lane` (row r + 8); codes under a zero scale are 0; `row_scales` hold `2^7 / divisor`. FP8
+by rows: bytes 0 .. 3 of a word are columns `FP8_BYTES`; `row_scales` hold the rows' factors. BF16: vector j
+of a lane is step j: columns 4 j, 4 j + 1 of row r, of row r + 8, then 4 j + 2, 4 j + 3 of both.
 
 In a SWIGLU segment a tile holds 8 gate rows and the 8 up rows that belong to them, so that a lane holds both.
 """
@@ -21,6 +30,12 @@ import torch
 
 TILE = 16
 UNIT = 64
+
+NIBBLES = ((6, 15), (3, 12), (0, 13), (9, 14))
+"""Of four codes in 16 bits: the lowest bit of the magnitude, the bit of the sign."""
+
+FP8_BYTES = (2, 0, 3, 1)
+"""Which of four columns each byte of a word holds."""
 
 
 class Order(IntEnum):
@@ -47,7 +62,9 @@ class Packing:
 @dataclass(frozen=True, eq=False)
 class Segment:
     """Rows of one format. `first` is the first output row; `row_map` (int32 `[rows]`) says instead where each
-    row goes, where they do not stand together. `data` uint8; `row_scales` float32 `[rows padded to 16]`."""
+    row goes, where they do not stand together (-1: nowhere). `data` uint8; `row_scales` float32
+    `[rows padded to 16]`, in the order of the packed rows. In a SWIGLU segment `rows` counts gate and up
+    rows, and `first` and `row_map` mean outputs, half as many."""
 
     packing: Packing
     format: str

@@ -41,14 +41,16 @@ class Console:
     def ready(self, info: EngineInfo) -> None:
         """The engine process is loaded: what it is and what it holds."""
         options, sums = self._options, memory(info, self._options)
-        threads = f"{info.threads} thread{'s' * (info.threads != 1)}"
+        device = info.device_name or f"{info.threads} thread{'s' * (info.threads != 1)}"
+        if info.device_name and not info.cuda_graph:
+            device += ", no graphs"
         logger.info(
             groups(
                 "engine ready",
                 label(info.name),
                 duration(info.load_seconds),
                 f"weights {size(info.weight_bytes)}",
-                f"{info.device}, {threads}",
+                f"{info.device}, {device}",
             )
         )
         mode = "auto" if options.engine.kv_capacity == "auto" else "explicit"

@@ -106,6 +106,7 @@ class Metrics:
                 "model": model_id,
                 "architecture": info.architecture,
                 "device": info.device,
+                "device_name": info.device_name,
                 "kv_dtype": info.kv_dtype,
             }
         )

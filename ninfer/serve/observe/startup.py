@@ -13,6 +13,8 @@ from ninfer.serve.options import ServeOptions
 _PAGE = 64
 _KV_NAMES = {"int8": "int8-group64", "fp8": "fp8-e4m3-row256"}
 _DEFAULT_HEADROOM = 1 << 30
+_STAGING = 128 << 20
+"""Pinned buffers through which weights go to a GPU (`ops.cuda.upload`)."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ def memory(info: EngineInfo, options: ServeOptions) -> Memory:
     page = info.kv_bytes // page_count(info) if info.pages else 0
     states = info.slots * info.slot_bytes
     reservation = info.kv_bytes + states + info.record_bytes + info.buffer_bytes + info.workspace_bytes
+    reservation += info.graph_bytes
     least = max(-(-info.max_context // _PAGE), info.max_concurrency)
     headroom = 0
     if options.engine.kv_capacity == "auto":
@@ -143,13 +146,13 @@ def _artifact(info: EngineInfo) -> dict[str, Any]:
         "formats": list(info.formats),
         "prefill_signature": info.prefill_signature,
         "bytes_read": info.weight_bytes,
-        "host_to_device_bytes": 0,
-        "peak_staging_bytes": 0,
+        "host_to_device_bytes": 0 if ordinal(info) < 0 else info.weight_bytes,
+        "peak_staging_bytes": 0 if ordinal(info) < 0 else _STAGING,
         "device_object_count": 0 if ordinal(info) < 0 else info.artifact_objects,
         "host_object_count": info.artifact_objects if ordinal(info) < 0 else 0,
         "host_mapped_bytes": info.artifact_bytes if ordinal(info) < 0 else 0,
         "load_seconds": info.load_seconds,
-        "upload_seconds": 0.0,
+        "upload_seconds": info.upload_seconds,
     }
 
 
@@ -169,7 +172,7 @@ def _engine(options: ServeOptions, info: EngineInfo) -> dict[str, Any]:
         "log_stats_interval_ms": round(options.stats_interval * 1000),
         "kv_cache": _KV_NAMES.get(info.kv_dtype, info.kv_dtype),
         "vision": False,
-        "cuda_graph": False,
+        "cuda_graph": info.cuda_graph,
         "embedding_host": False,
         "prefix_reuse": engine.prefix_reuse,
         "speculative_backend": "none",
@@ -227,7 +230,7 @@ def _memory(options: ServeOptions, info: EngineInfo) -> dict[str, Any]:
         "available_after_startup_bytes": max(sums.available - sums.reservation, 0),
         "kv_capacity_headroom_bytes": sums.headroom,
         "planned_slack_bytes": sums.slack,
-        "cuda_graph_allowance_bytes": 0,
+        "cuda_graph_allowance_bytes": info.graph_bytes,
         "kv_payload_bytes": info.kv_bytes,
         "host_state_capacity_slots": 0,
         "host_state_occupied_slots": 0,

@@ -54,8 +54,8 @@ def everything(frontend: Frontend) -> dict[str, Any]:
         request_log=Path("x"), speculation_detail_max_steps=9, default_thinking_budget=5,
         preserve_thinking=True, argv=("x",), sampling=SamplingOverrides(*[1] * 7, greedy=True),
     )  # fmt: skip
-    loaded = info(device="cuda:1", record_bytes=7, extra=dict.fromkeys(
-        ("cuda_compile_version", "cuda_runtime_version"), "13.0"))  # fmt: skip
+    loaded = info(device="cuda:1", record_bytes=7, graph_bytes=7, cuda_graph=True, upload_seconds=1.0,
+        extra=dict.fromkeys(("cuda_compile_version", "cuda_runtime_version"), "13.0"))  # fmt: skip
     start = server_start(flags, loaded, frontend, Gpu("H200", "GPU-1", 1, 9, 1, "13.0"))
     on_cpu = server_start(flags, info(), frontend, Gpu())["artifact"]
     # Objects are the host's or the device's, and presets without a penalty have none.
