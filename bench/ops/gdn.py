@@ -1,10 +1,14 @@
 """Microseconds of the recurrent operators on the GPU at the geometry of the 27B model.
 
-    python -m bench.ops.gdn [step] [wide] [--variants]
+    python -m bench.ops.gdn [step] [wide] [variants]
 
 Each figure is the median of replays of one CUDA graph that runs the operator of many layers one after the
 other, each with its own weights and states (more than the L2 cache holds), random data.
 """
+
+# Closures run in the iteration that makes them.
+# ruff: noqa: B023
+# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 
 from __future__ import annotations
 
@@ -97,12 +101,12 @@ def step_calls(layers: list[Layer], requests: int, columns: int, recorded: bool)
     qkv, z = heads[:, :CHANNELS], heads[:, CHANNELS:]
     slots = torch.randperm(requests, device=GPU).int()
     return [
-        lambda l=l: gdn.gdn_mix(
-            l.m, qkv, z, h, l.conv_states, l.states, slots, slots, *(
-                (l.conv_records, l.records) if recorded else (None, None)
+        lambda layer=layer: gdn.gdn_mix(
+            layer.m, qkv, z, h, layer.conv_states, layer.states, slots, slots, *(
+                (layer.conv_records, layer.records) if recorded else (None, None)
             ),
         )
-        for l in layers
+        for layer in layers
     ]  # fmt: skip
 
 
@@ -112,7 +116,7 @@ def state_bytes(requests: int) -> int:
 
 def step(variants: bool) -> None:
     weights = 2 * HEADS * HIDDEN * 2 + TAPS * CHANNELS * 2
-    for requests, columns in ((1, 1), (1, 4), (1, 8), (4, 1), (8, 1), (8, 4)):
+    for requests, columns in ((1, 1), (1, 4), (1, 8), (8, 1), (8, 4)):
         layers = [Layer.make(requests, columns) for _ in range(48 if requests == 1 else 16)]
         moved = weights + requests * columns * 2 * (CHANNELS + 2 * VALUES + HIDDEN)
         name = f"B={requests} T={columns}"
@@ -127,12 +131,13 @@ def step(variants: bool) -> None:
         slots = torch.randperm(requests, device=GPU).int()
         counts = torch.full((requests,), columns, dtype=torch.int32, device=GPU)
         folds = [
-            lambda l=l: gdn_step.fold_delta_net(l.records, counts, l.states, slots, slots) for l in layers
+            lambda layer=layer: gdn_step.fold_delta_net(layer.records, counts, layer.states, slots, slots)
+            for layer in layers
         ]
         report(f"{name} fold_delta_net", microseconds(folds), 2 * state_bytes(requests))
         everything = (
-            [l.conv_records for l in layers], [l.records for l in layers], counts,
-            [l.conv_states for l in layers], [l.states for l in layers], slots, slots,
+            [layer.conv_records for layer in layers], [layer.records for layer in layers], counts,
+            [layer.conv_states for layer in layers], [layer.states for layer in layers], slots, slots,
         )  # fmt: skip
         time = microseconds([lambda: gdn.fold_gdn(*everything)] * 2) / len(layers)
         report(f"{name} fold_gdn, a layer of {len(layers)}", time, 2 * state_bytes(requests))
@@ -150,29 +155,34 @@ def wide(variants: bool) -> None:
         q, k, v = (x.view(columns, -1, WIDTH) for x in u.split_with_sizes((KEYS, KEYS, VALUES), 1))
         o = gdn.gated_delta_net(q, k, v, g, beta, first.states, slots, slots, None)
         parts: dict[str, tuple[Callable[[Layer], object], float]] = {
-            "gdn_gating": (lambda l: gating.gating(h, l.m.a, l.m.b, l.m.a_log, l.m.dt_bias, False), columns * HIDDEN * 2),
+            "gdn_gating": (
+                lambda layer: gating.gating(h, layer.m.a, layer.m.b, layer.m.a_log, layer.m.dt_bias, False),
+                columns * HIDDEN * 2,
+            ),
             "causal_conv": (
-                lambda l: convolve.causal_conv(qkv, l.m.convolution, l.conv_states, slots, slots, None),
+                lambda layer: convolve.causal_conv(
+                    qkv, layer.m.convolution, layer.conv_states, slots, slots, None
+                ),
                 columns * CHANNELS * 4,
             ),
             "gated_delta_net": (
-                lambda l: gdn.gated_delta_net(q, k, v, g, beta, l.states, slots, slots, None),
+                lambda layer: gdn.gated_delta_net(q, k, v, g, beta, layer.states, slots, slots, None),
                 columns * (CHANNELS + VALUES) * 2
                 + 2 * gdn_chunked.delta_net_bytes(columns, KEY_HEADS, HEADS, WIDTH, WIDTH),
             ),
             "gated_rms_norm": (
-                lambda l: gdn_norm.gated_rms_norm(
-                    o, z.view(columns, HEADS, WIDTH), l.m.norm, 1e-6, l.m.head_order
+                lambda layer: gdn_norm.gated_rms_norm(
+                    o, z.view(columns, HEADS, WIDTH), layer.m.norm, 1e-6, layer.m.head_order
                 ),
                 columns * VALUES * 6,
             ),
             "gdn_mix": (
-                lambda l: gdn.gdn_mix(l.m, qkv, z, h, l.conv_states, l.states, slots, slots),
+                lambda layer: gdn.gdn_mix(layer.m, qkv, z, h, layer.conv_states, layer.states, slots, slots),
                 columns * 2 * (CHANNELS + 2 * VALUES + HIDDEN),
             ),
         }  # fmt: skip
         for part, (call, moved) in parts.items():
-            calls = [lambda l=l, call=call: call(l) for l in layers]
+            calls = [lambda layer=layer, call=call: call(layer) for layer in layers]
             report(f"{name} {part}", microseconds(calls, 10), moved)
         if variants:
             stages(name, q, k, v, g, beta, first.states, slots, o)
@@ -181,6 +191,21 @@ def wide(variants: bool) -> None:
 def stages(name, q, k, v, g, beta, states, slots, out) -> None:
     """Prepare and scan apart, in several shapes."""
     columns, half = q.shape[0], torch.float16
+    u = randn(columns, CHANNELS)
+    layer = Layer.make(1, 1)
+    for rows, wide, warps in ((16, 128, 4), (16, 256, 8), (32, 128, 8), (8, 256, 4), (32, 64, 4)):
+        call = lambda: convolve.convolution_kernel[(columns // rows, 1, CHANNELS // wide)](  # noqa: E731
+            u, u.stride(0), layer.m.convolution, layer.conv_states, slots, slots, out, None, columns,
+            CHANNELS, 0,
+            TAPS=4, PAST_ROWS=4, RECORD=False, ROWS=rows, WIDTH=wide, num_warps=warps,
+        )  # fmt: skip
+        out = torch.empty_like(u)
+        report(
+            f"{name} conv {rows} x {wide}, {warps} warps",
+            microseconds([call] * 4, 10),
+            columns * CHANNELS * 4,
+        )
+    out = torch.empty_like(v)
     chunks = columns // 64
 
     def scratch(*shape: int, dtype: torch.dtype = half) -> torch.Tensor:
@@ -189,7 +214,15 @@ def stages(name, q, k, v, g, beta, states, slots, out) -> None:
     units_q, units_k = scratch(columns, KEY_HEADS, WIDTH), scratch(columns, KEY_HEADS, WIDTH)
     w, u, p = scratch(columns, HEADS, WIDTH), scratch(columns, HEADS, WIDTH), scratch(columns, HEADS, 64)
     sums = scratch(columns, HEADS, dtype=torch.float32)
-    shape = {"HEADS": HEADS, "GROUP": 3, "DK": WIDTH, "DV": WIDTH, "KEYS": WIDTH, "VALUES": WIDTH, "CHUNK": 64}
+    shape = {
+        "HEADS": HEADS,
+        "GROUP": 3,
+        "DK": WIDTH,
+        "DV": WIDTH,
+        "KEYS": WIDTH,
+        "VALUES": WIDTH,
+        "CHUNK": 64,
+    }
     for warps in (4, 8):
         call = lambda: gdn_chunked.prepare_kernel[(chunks, HEADS)](  # noqa: E731
             q, k, v, q.stride(0), k.stride(0), v.stride(0), g, beta, units_q, units_k, w, u, p, sums, columns,
@@ -213,6 +246,6 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     wanted = set(sys.argv[1:])
     if "wide" not in wanted or "step" in wanted:
-        step("--variants" in wanted)
+        step("variants" in wanted)
     if "step" not in wanted or "wide" in wanted:
-        wide("--variants" in wanted)
+        wide("variants" in wanted)

@@ -1,11 +1,12 @@
 """Decay and strength of the delta rule: two small products of the hidden columns, never rounded.
 
-Roofline: 2 * 48 rows of 5,120 bf16 are 1 MB; at few columns that is 0.25 us of memory and all latency. A column
-is a product of its own, in an order that depends on the width alone; many columns go through tensor cores, a
-tile of columns at a time, again in one order.
+Roofline: 2 * 48 rows of 5,120 bf16 are 1 MB; at few columns that is 0.25 us of memory and all latency. A
+column is a product of its own, in an order that depends on the width alone; many columns go through tensor
+cores, a tile of columns at a time, again in one order.
 """
 
-# pyright: reportUnreachable=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -30,10 +31,11 @@ _TILE, _DEEP = 64, 64
 @triton.jit
 def dot(a, b, total):
     """Of 16-bit numbers; the interpreter multiplies the bits of bf16."""
-    if INTERPRETED:
-        return tl.dot(to_f32(a), to_f32(b), total)
+    if INTERPRETED:  # noqa: SIM108 (only one side is compiled)
+        result = tl.dot(to_f32(a), to_f32(b), total)
     else:
-        return tl.dot(a, b, total)
+        result = tl.dot(a, b, total)
+    return result
 
 
 @triton.jit
@@ -42,8 +44,8 @@ def controls(a, b, a_log, bias):
     s = a + bias
     e = tl.exp(-tl.abs(s))
     # log(1 + e) has no digits left of a small e.
-    softplus = tl.maximum(s, 0.0) + tl.where(e < 1e-3, e * (1.0 - e * (0.5 - e * 0.33333334)), tl.log(1.0 + e))
-    return -tl.exp(a_log) * softplus, 1.0 / (1.0 + tl.exp(-b))
+    log = tl.where(e < 1e-3, e * (1.0 - e * (0.5 - e * 0.33333334)), tl.log(1.0 + e))
+    return -tl.exp(a_log) * (tl.maximum(s, 0.0) + log), 1.0 / (1.0 + tl.exp(-b))
 
 
 @triton.jit
@@ -170,7 +172,7 @@ def check_gating(
 
 def specimens() -> Iterator[Specimen]:
     signature = {"x": "*bf16", "stride": "i32", "a": "*bf16", "b": "*bf16", "columns": "i32"}
-    signature |= {name: "*fp32" for name in ("a_log", "dt_bias", "g", "beta")}
+    signature |= dict.fromkeys(("a_log", "dt_bias", "g", "beta"), "*fp32")
     yield Specimen(
         few_kernel, signature, {"HEADS": 48, "HIDDEN": 5120, "PART": 1024, "STEPS": 4}, {"num_warps": 8}
     )

@@ -21,8 +21,8 @@ from ninfer.ops.cuda.convolve import (
 )
 from ninfer.ops.cuda.gating import check_gating, gating
 from ninfer.ops.cuda.gdn_chunked import run_chunks
-from ninfer.ops.cuda.gdn_step import check_records, fold_delta_net, run_columns
 from ninfer.ops.cuda.gdn_norm import gated_rms_norm
+from ninfer.ops.cuda.gdn_step import check_records, fold_delta_net, run_columns
 from ninfer.ops.delta import CHUNK, RECORD_COLUMNS, DeltaRecords
 from ninfer.ops.fused import GdnMixer
 
@@ -103,7 +103,8 @@ def fold_gdn(
     if not records:
         return
     check_fold(counts, source_slots, target_slots)
-    requests, layers = source_slots.numel(), list(zip(conv_records, records, conv_states, states, strict=True))
+    requests = source_slots.numel()
+    layers = list(zip(conv_records, records, conv_states, states, strict=True))
     shapes = set()
     for raw, record, history, state in layers:
         check_conv_records(raw, history, requests, 1)

@@ -1,7 +1,8 @@
 """The gated delta rule in chunks of 64 columns on tensor cores.
 
-Inside a chunk, with `G` the running sum of g, the recurrence is the unit lower triangular system `(I + A) X =
-rhs`, `A[i, j] = beta_i (k_i.k_j) exp(G_i - G_j)` for j < i. `prepare_kernel` solves it for all chunks at once:
+Inside a chunk, with `G` the running sum of g, the recurrence is the unit lower triangular system
+`(I + A) X = rhs`, `A[i, j] = beta_i (k_i.k_j) exp(G_i - G_j)` for j < i. `prepare_kernel` solves it for all
+chunks at once:
     T = (I + A)^-1,  W = T (beta exp(G) k),  U = T (beta v),  P[i, j] = (q_i.k_j) exp(G_i - G_j) / sqrt(Dk)
 and `scan_kernel` walks through the chunks of a head with the state S in registers:
     N = U - W S^T,  out = exp(G) S q / sqrt(Dk) + P N,  S = exp(G_last) S + sum exp(G_last - G_i) N_i k_i^T
@@ -13,9 +14,12 @@ twice the size: only inverses are multiplied, so nothing cancels.
 
 Roofline at 27B, 4,096 columns: 36 GFLOP and 16 of the inverses (0.07 ms at 790 TFLOP/s), scratch of 39 KB a
 column written once and read once or twice.
+
+Measured on an H200, 2026-11-30 (python -m bench.ops.gdn wide): 311 us for 4,096 columns, 18 us for 128.
 """
 
-# pyright: reportUnreachable=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -114,7 +118,7 @@ def scan_kernel(
     target = tl.load(targets + request).to(tl.int64)
     known = inside & (c < tl.where(source >= 0, DK, 0))[:, None]
     state = tl.load(states + source * (HEADS * DV * DK) + place, known, other=0.0)
-    for chunk in range(0, chunks):
+    for chunk in range(chunks):
         item = (request * chunks + chunk).to(tl.int64)
         tile, key_tile = item * HEADS + head, item * (HEADS // GROUP) + head // GROUP
         decay = tl.load(sums + tile * CHUNK + step)

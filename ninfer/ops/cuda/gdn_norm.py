@@ -1,6 +1,7 @@
 """A minimal gated norm until the operator of that name is here."""
 
-# pyright: reportUnreachable=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

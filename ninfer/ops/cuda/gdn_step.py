@@ -13,7 +13,8 @@ exchanges. With dk = S k and dq = S q of the old state both sums of a column run
 There is one kernel whatever a call wants, so that a fold has the bits of the call whose columns it repeats.
 """
 
-# pyright: reportUnreachable=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ from ninfer.ops.cuda.convolve import check_fold
 from ninfer.ops.cuda.specimens import Specimen
 from ninfer.ops.delta import RECORD_COLUMNS, DeltaRecords
 
-_RUN_TIME = ["q_stride", "k_stride", "v_stride", "columns", "first", "record_rows", "shows", "records", "counted"]
+_RUN_TIME = [
+    "q_stride", "k_stride", "v_stride", "columns", "first", "record_rows", "shows", "records", "counted"
+]  # fmt: skip
 """Arguments of which no special value makes another kernel."""
 
 
@@ -48,7 +51,7 @@ def unit(x, factor):
 
 @triton.jit
 def advance(state, k, v, g, beta):
-    """(dk, u, alpha) and the state after one column; keys normalized, v [1, rows, 1], g and beta [1, 1, 1]."""
+    """(u, alpha, the state after one column); k normalized, v [1, rows, 1], g and beta [1, 1, 1]."""
     alpha = tl.exp(g)
     dk = over_keys(state * k)
     u = beta * (v - alpha * dk)

@@ -1,5 +1,7 @@
 """The recurrent half of the model on the GPU (tiny geometries: in Triton's interpreter) against float64."""
 
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -36,6 +38,11 @@ def dense(rows: int, columns: int, generator: torch.Generator, device: torch.dev
     return matrix
 
 
+def values(matrix: Matrix) -> torch.Tensor:
+    assert isinstance(matrix.plan, torch.Tensor)
+    return matrix.plan.double()
+
+
 @dataclass
 class Call:
     """Random inputs of a mixer for B requests of W columns, and states in scattered slots."""
@@ -60,13 +67,13 @@ class Call:
 def make(geometry, requests, columns, device, hidden=40, taps=4, order=True, seed=0, fresh=False) -> Call:
     k_heads, v_heads, width, v_width = geometry
     g = torch.Generator().manual_seed(seed + 97 * columns)
-    count, keys, values = requests * columns, k_heads * width, v_heads * v_width
-    channels, slots = 2 * keys + values, 2 * requests + 1
+    count, keys, inner = requests * columns, k_heads * width, v_heads * v_width
+    channels, slots = 2 * keys + inner, 2 * requests + 1
 
     def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.randn(shape, generator=g).to(dtype).to(device)
 
-    heads = random(count, channels + values, dtype=torch.bfloat16)
+    heads = random(count, channels + inner, dtype=torch.bfloat16)
     mixer = GdnMixer(
         k_heads, width, v_heads, v_width, 1e-6, dense(v_heads, hidden, g, device),
         dense(v_heads, hidden, g, device), random(v_heads) - 1, random(v_heads),
@@ -102,7 +109,7 @@ def unit(x: torch.Tensor) -> torch.Tensor:
 def convolution(u: torch.Tensor, weight: torch.Tensor, history: torch.Tensor) -> torch.Tensor:
     """float64 `[T, C]`."""
     long, taps = torch.cat((history, u)).double(), weight.shape[0]
-    total = sum(long[j : j + u.shape[0]] * weight[j].double() for j in range(taps))
+    total = torch.stack([long[j : j + u.shape[0]] * weight[j].double() for j in range(taps)]).sum(0)
     return total * total.sigmoid()
 
 
@@ -118,13 +125,11 @@ def expected(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             history, state = torch.zeros_like(history), torch.zeros_like(state)
         u = convolution(call.qkv[rows], m.convolution, history).bfloat16().double()
         q, k, v = u.split((keys, keys, m.value_heads * m.value_dim), 1)
-        q, k = (
-            unit(x.reshape(-1, m.key_heads, m.key_dim)).repeat_interleave(group, 1) for x in (q, k)
-        )
+        q, k = (unit(x.reshape(-1, m.key_heads, m.key_dim)).repeat_interleave(group, 1) for x in (q, k))
         h = call.h[rows].double()
-        s = h @ m.a.plan.double().T + m.dt_bias.double()
+        s = h @ values(m.a).T + m.dt_bias.double()
         g = -m.a_log.double().exp() * torch.logaddexp(s, torch.zeros_like(s))
-        beta = (h @ m.b.plan.double().T).sigmoid()
+        beta = (h @ values(m.b).T).sigmoid()
         o, state = rule(q, k, v.reshape(-1, m.value_heads, m.value_dim), g, beta, state)
         o = o.bfloat16().double()
         z = call.z[rows].double().reshape(o.shape)
@@ -287,7 +292,8 @@ def delta_problem(geometry, requests, columns, device, seed=0):
     q, k = (x.view(count, k_heads, width) for x in parts[:2])
     v = parts[2].view(count, v_heads, v_width)
     decay = -torch.rand(count, v_heads, generator=g) * torch.rand(v_heads, generator=g)
-    beta, states = torch.rand(count, v_heads, generator=g), torch.randn(slots, v_heads, v_width, width, generator=g)
+    beta = torch.rand(count, v_heads, generator=g)
+    states = torch.randn(slots, v_heads, v_width, width, generator=g)
     places = torch.randperm(slots, generator=g).int().to(device)
     return (
         q, k, v, decay.to(device), beta.to(device), states.to(device), places[:requests].clone(),
@@ -359,9 +365,9 @@ def check_gating(columns: int, heads: int, hidden: int, few: bool | None, device
         decay, strength = gdn_gating(x, a, b, a_log, bias)
     else:
         decay, strength = gating(x, a, b, a_log, bias, few)
-    s = x.double() @ a.plan.double().T + bias.double()
+    s = x.double() @ values(a).T + bias.double()
     CONTROL.check(decay, -a_log.double().exp() * torch.logaddexp(s, torch.zeros_like(s)))
-    CONTROL.check(strength, (x.double() @ b.plan.double().T).sigmoid())
+    CONTROL.check(strength, (x.double() @ values(b).T).sigmoid())
 
 
 @pytest.mark.parametrize("few", [True, False])
