@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from ninfer.ops import DeltaRecords, Encoded, Matrix
-from ninfer.ops.cuda import convolve, gating, gdn, gdn_chunked, gdn_native, gdn_norm, gdn_step
+from ninfer.ops.cuda import convolve, gating, gdn, gdn_chunked, gdn_native, gdn_step, norms
 from ninfer.ops.fused import GdnMixer
 
 KEY_HEADS, HEADS, WIDTH, HIDDEN, TAPS = 16, 48, 128, 5120, 4
@@ -171,7 +171,7 @@ def wide(variants: bool) -> None:
                 + 2 * gdn_chunked.delta_net_bytes(columns, KEY_HEADS, HEADS, WIDTH, WIDTH),
             ),
             "gated_rms_norm": (
-                lambda layer: gdn_norm.gated_rms_norm(
+                lambda layer: norms.gated_rms_norm(
                     o, z.view(columns, HEADS, WIDTH), layer.m.norm, 1e-6, layer.m.head_order
                 ),
                 columns * VALUES * 6,

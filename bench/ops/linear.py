@@ -2,8 +2,8 @@
 
     python -m bench.ops.linear [--tokens 1,4,8] [--formats nvfp4,fp8,bf16] [--chain] [--variants] [--warm]
 
-Weights are random bytes, in copies that together exceed the L2 cache; a graph of launches is replayed, medians
-count.
+Weights are random bytes, in copies that together exceed the L2 cache; a graph of launches is replayed, and
+medians count.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from ninfer.ops.cuda.choose import clear_counts, count_tokens, draw
 from ninfer.ops.cuda.convolve import causal_conv, fold_conv
 from ninfer.ops.cuda.embedding import embedding
 from ninfer.ops.cuda.gating import gdn_gating
-from ninfer.ops.cuda.gdn import gated_delta_net, gdn_mix
+from ninfer.ops.cuda.gdn import fold_gdn, gated_delta_net, gdn_mix
 from ninfer.ops.cuda.gdn_step import fold_delta_net
 from ninfer.ops.cuda.likely import token_logprobs
 from ninfer.ops.cuda.linear import (
@@ -29,6 +29,7 @@ __all__ = [
     "embedding",
     "fold_conv",
     "fold_delta_net",
+    "fold_gdn",
     "gated_attention",
     "gated_delta_net",
     "gated_rms_norm",

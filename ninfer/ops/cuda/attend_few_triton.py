@@ -47,7 +47,7 @@ def _dot(a, b, total):
     """Of 16-bit numbers; the interpreter multiplies the bits of bf16."""
     if INTERPRETED:
         return tl.dot(to_f32(a), to_f32(b), total)
-    else:  # noqa: RET505 (compiled code knows one way only)
+    else:
         return tl.dot(a, b, total)
 
 

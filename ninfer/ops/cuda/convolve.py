@@ -80,7 +80,7 @@ def convolution_kernel(
         total = tl.fma(tl.broadcast_to(to_f32(w)[None, :], (ROWS, WIDTH)), to_f32(x), total)
     at = (request * columns + t).to(tl.int64) * channels + channel[None, :]
     tl.store(out + at, to_bf16(silu(total)), there & (t < columns))
-    if not RECORD and PAST > 0:  # noqa: SIM102 (known when it is compiled)
+    if not RECORD and PAST > 0:
         if block == 0:
             kept, inside = kept_rows(
                 first, stride, columns, states, source, channel, channels, PAST, PAST_ROWS

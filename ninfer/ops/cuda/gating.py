@@ -31,7 +31,7 @@ _TILE, _DEEP = 64, 64
 @triton.jit
 def dot(a, b, total):
     """Of 16-bit numbers; the interpreter multiplies the bits of bf16."""
-    if INTERPRETED:  # noqa: SIM108 (only one side is compiled)
+    if INTERPRETED:
         result = tl.dot(to_f32(a), to_f32(b), total)
     else:
         result = tl.dot(a, b, total)

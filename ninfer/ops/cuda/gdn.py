@@ -21,8 +21,8 @@ from ninfer.ops.cuda.convolve import (
 )
 from ninfer.ops.cuda.gating import check_gating, gating
 from ninfer.ops.cuda.gdn_chunked import run_chunks
-from ninfer.ops.cuda.gdn_norm import gated_rms_norm
 from ninfer.ops.cuda.gdn_step import check_records, fold_delta_net, run_columns
+from ninfer.ops.cuda.norms import gated_rms_norm
 from ninfer.ops.delta import CHUNK, RECORD_COLUMNS, DeltaRecords
 from ninfer.ops.fused import GdnMixer
 
