@@ -8,6 +8,18 @@ from tests.frontend.conftest import llama_documents, qwen_documents
 
 __all__ = ["llama_documents", "qwen_documents"]
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` are skipped where there is none."""
+    marked = [item for item in items if item.get_closest_marker("gpu") is not None]
+    if marked:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason="no GPU"))
+
+
 SMOLLM2 = Path(__file__).parent.parent / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 

@@ -140,12 +140,11 @@ class Function:
         driver, _ = _bindings()
         self.name, self.device, self.shared_bytes = name, device, shared_bytes
         self._handle = _check(driver.cuModuleGetFunction(module, name.encode()), f"finding the kernel {name}")
-        attribute = driver.CUfunction_attribute
-        for key, value in (
-            (attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes),
-            (attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100 if shared_bytes else -1),
-        ):
-            _check(driver.cuFuncSetAttribute(self._handle, key, value), f"preparing the kernel {name}")
+        # The handle is shared by all sizes of a kernel: a smaller one must not take from a larger one.
+        if shared_bytes > self._attribute("CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"):
+            self._set("CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", shared_bytes)
+        if shared_bytes:
+            self._set("CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT", 100)
         self._attributes: dict[tuple[bool, int], list[Any]] = {}
 
     @property
@@ -156,6 +155,11 @@ class Function:
     def local_bytes(self) -> int:
         """Stack frame and spills of a thread."""
         return self._attribute("CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES")
+
+    def _set(self, name: str, value: int) -> None:
+        driver, _ = _bindings()
+        key = getattr(driver.CUfunction_attribute, name)
+        _check(driver.cuFuncSetAttribute(self._handle, key, value), f"preparing the kernel {self.name}")
 
     def _attribute(self, name: str) -> int:
         driver, _ = _bindings()

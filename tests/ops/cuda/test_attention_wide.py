@@ -210,7 +210,7 @@ def test_images(format, device) -> None:
 def test_the_rule_for_devices() -> None:
     """Shared memory of a program: up to 192 KB on Hopper, 104 on the A100, 99 elsewhere."""
     assert tiling(None, 256, KvFormat.BF16, 17) == Tiling(32, 4, 1, False)
-    assert tiling((9, 0), 256, KvFormat.INT8, 17).hopper
+    assert tiling((9, 0), 256, KvFormat.INT8, 17).hopper == attend_wide.HOPPER_KERNEL
     assert not tiling((9, 0), 256, KvFormat.BF16, 17).hopper
     assert tiling((9, 0), 128, KvFormat.BF16, 4096) == Tiling(128, 8, 2, True)
     assert not tiling((9, 0), 96, KvFormat.BF16, 4096).bulk
