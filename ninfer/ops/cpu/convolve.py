@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import torch
 
-from ninfer.errors import OptionError
+from ninfer.ops.checks import check_conv_records, check_convolution, check_fold
 from ninfer.ops.cpu.access import kind_of, load_some, size_of, store_some
 from ninfer.ops.cpu.block import argument, next_shared
-from ninfer.ops.cpu.delta import check_fold
 from ninfer.ops.cpu.functions import silu
 from ninfer.ops.cpu.instructions import device
 from ninfer.ops.cpu.kernel import Kernel, launch, threads
 from ninfer.ops.cpu.simd import copy_bytes, fma, get_i32, load_f32, put_u8, stack, store_f32, zeros
-from ninfer.ops.delta import RECORD_COLUMNS
 
 
 @device
@@ -134,19 +132,8 @@ def causal_conv(
     requests = source_slots.numel()
     columns, channels = u.shape
     taps = weight.shape[0]
-    if weight.shape[1] != channels or conv_states.shape[1:] != (taps - 1, channels) or columns % requests:
-        raise OptionError(
-            f"convolution of {tuple(u.shape)} for {requests} requests does not fit "
-            f"weights {tuple(weight.shape)} and states {tuple(conv_states.shape)}"
-        )
-    if conv_states.dtype != u.dtype or not source_slots.dtype == target_slots.dtype == torch.int32:
-        raise OptionError(
-            f"states must be {u.dtype} and slots int32, got {conv_states.dtype}, {source_slots.dtype}"
-        )
-    record_rows = 0
-    if records is not None:
-        _check_records(records, conv_states, requests, columns // requests)
-        record_rows = records.shape[0] // requests
+    check_convolution(u, weight, conv_states, source_slots, target_slots, records)
+    record_rows = 0 if records is None else records.shape[0] // requests
     if u.stride(1) != 1:
         u = u.contiguous()
     out = torch.empty((columns, channels), dtype=u.dtype)
@@ -168,7 +155,7 @@ def fold_conv(
     target_slots: torch.Tensor,
 ) -> None:
     requests = source_slots.numel()
-    _check_records(records, conv_states, requests, 1)
+    check_conv_records(records, conv_states, requests, 1)
     check_fold(counts, source_slots, target_slots)
     rows, channels = records.shape
     team = threads() if requests * channels > 1 << 12 else 1
@@ -177,18 +164,3 @@ def fold_conv(
         conv_states.data_ptr(), source_slots.data_ptr(), target_slots.data_ptr(), requests, channels,
         conv_states.shape[1], records.element_size(),
     )  # fmt: skip
-
-
-def _check_records(records: torch.Tensor, states: torch.Tensor, requests: int, columns: int) -> None:
-    """Do the records fit the histories, and have room for as many columns of each request?"""
-    if records.shape[1:] != states.shape[2:] or records.dtype != states.dtype or not records.is_contiguous():
-        raise OptionError(
-            f"records {tuple(records.shape)} {records.dtype} do not fit histories {tuple(states.shape)} "
-            f"{states.dtype}"
-        )
-    room = min(RECORD_COLUMNS, records.shape[0] // requests)
-    if columns > room:
-        raise OptionError(
-            f"records of {records.shape[0]} columns hold up to {room} of each of {requests} requests, "
-            f"got {columns}"
-        )

@@ -7,6 +7,7 @@ import math
 import torch
 
 from ninfer.errors import OptionError
+from ninfer.ops.checks import check_controls
 from ninfer.ops.cpu.access import FLOAT32, kind_of, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
 from ninfer.ops.cpu.functions import sigmoid
@@ -86,13 +87,7 @@ def gdn_gating(
     x: torch.Tensor, a: Matrix, b: Matrix, a_log: torch.Tensor, dt_bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     heads = a.rows
-    if b.rows != heads or a_log.numel() != heads or dt_bias.numel() != heads:
-        raise OptionError(
-            f"gating of {heads} heads got {b.rows} rows of b, {a_log.numel()} decays "
-            f"and {dt_bias.numel()} biases"
-        )
-    if a_log.dtype != torch.float32 or dt_bias.dtype != torch.float32:
-        raise OptionError(f"a_log and dt_bias must be float32, got {a_log.dtype} and {dt_bias.dtype}")
+    check_controls(a, b, a_log, dt_bias)
     g, beta = (torch.empty((x.shape[0], heads), dtype=torch.float32) for _ in range(2))
     product(x, plan_of(a), g, FLOAT32, None, heads, exact=True)
     product(x, plan_of(b), beta, FLOAT32, None, heads, exact=True)

@@ -11,9 +11,9 @@ import functools
 import numpy as np
 import torch
 
-from ninfer.errors import OptionError
 from ninfer.formats import KvFormat
 from ninfer.ops.attention import KvPages
+from ninfer.ops.checks import check_heads, side_by_side
 from ninfer.ops.cpu.access import kind_of, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
 from ninfer.ops.cpu.functions import angle_quadrant, angle_rest, choose
@@ -203,9 +203,9 @@ def qk_prepare(
 ) -> torch.Tensor:
     columns, q_heads, width = q.shape
     k_heads = k.shape[1]
-    _check(q, k, v, rope, positions, page_table, cache_positions)
+    check_heads(q, k, v, rope, positions, page_table, cache_positions)
     pages.check(k_heads, width, q.dtype)
-    q, k, v = _rows(q, width), _rows(k, width), _rows(v, width)
+    q, k, v = side_by_side(q), side_by_side(k), side_by_side(v)
     kind = kind_of(q)
     out = torch.empty((columns, q_heads, width), dtype=q.dtype)
     team = threads() if columns * (q_heads + k_heads) * width > _PARALLEL else 1
@@ -221,22 +221,3 @@ def qk_prepare(
         *scale_addresses(pages), bits(rotation(width)),
     )  # fmt: skip
     return out
-
-
-def _rows(x: torch.Tensor, width: int) -> torch.Tensor:
-    """`x` with the heads of a row side by side; rows may be anywhere."""
-    return x if x.stride(2) == 1 and x.stride(1) == width else x.contiguous()
-
-
-def _check(q, k, v, rope, positions, page_table, cache_positions) -> None:
-    columns, _, width = q.shape
-    if k.shape != v.shape or k.shape[0] != columns or k.shape[2] != width:
-        raise OptionError(f"heads do not match: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
-    if not q.dtype == k.dtype == v.dtype:
-        raise OptionError(f"q, k and v must have one type, got {q.dtype}, {k.dtype}, {v.dtype}")
-    if rope.rotary_dim > width:
-        raise OptionError(f"a rotation of {rope.rotary_dim} dimensions exceeds the head's {width}")
-    if not positions.dtype == page_table.dtype == cache_positions.dtype == torch.int32:
-        raise OptionError("positions and page tables must be int32")
-    if columns % page_table.shape[0] or positions.shape[-1] != columns:
-        raise OptionError(f"{columns} columns do not divide among {page_table.shape[0]} page tables")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from ninfer.errors import OptionError
+from ninfer.ops.checks import check_gate
 from ninfer.ops.cpu.access import kind_of, read_row, size_of, write_row
 from ninfer.ops.cpu.block import argument, next_shared
 from ninfer.ops.cpu.functions import silu
@@ -105,16 +106,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: boo
 def gated_rms_norm(
     o: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, head_order: torch.Tensor | None
 ) -> torch.Tensor:
-    if z.numel() != o.numel() or z.dtype != o.dtype:
-        raise OptionError(f"a gate {tuple(z.shape)} {z.dtype} does not fit {tuple(o.shape)} {o.dtype}")
+    heads = check_gate(o, z, head_order)
     if not z[0].is_contiguous():
         z = z.contiguous()
-    heads = o.numel() // (z.shape[0] * o.shape[-1])
-    if head_order is not None and (head_order.shape != (heads,) or head_order.dtype != torch.int32):
-        raise OptionError(
-            f"an order of {heads} heads must be int32 [{heads}], got {head_order.dtype} "
-            f"{tuple(head_order.shape)}"
-        )
     order = 0 if head_order is None else head_order.data_ptr()
     return _run(o, weight, eps, 0, (z.data_ptr(), heads, z.stride(0), order))
 

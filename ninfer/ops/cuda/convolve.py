@@ -21,9 +21,9 @@ import triton
 import triton.language as tl
 
 from ninfer.errors import OptionError
+from ninfer.ops.checks import check_conv_records, check_convolution, check_fold
 from ninfer.ops.cuda.bf16 import to_bf16, to_f32
 from ninfer.ops.cuda.specimens import Specimen
-from ninfer.ops.delta import RECORD_COLUMNS
 
 _WIDTH, _ROWS = 256, 16
 """Channels and columns of a program."""
@@ -120,6 +120,7 @@ def causal_conv(
     records: torch.Tensor | None,
 ) -> torch.Tensor:
     check_convolution(u, weight, conv_states, source_slots, target_slots, records)
+    check_kernel(u, weight, conv_states)
     requests, (count, channels) = source_slots.numel(), u.shape
     columns, taps = count // requests, weight.shape[0]
     u = u if u.stride(1) == 1 else u.contiguous()
@@ -165,57 +166,12 @@ def advance_histories(
         )  # fmt: skip
 
 
-def check_convolution(
-    u: torch.Tensor,
-    weight: torch.Tensor,
-    conv_states: torch.Tensor,
-    source_slots: torch.Tensor,
-    target_slots: torch.Tensor,
-    records: torch.Tensor | None,
-) -> None:
-    """Does everything fit, and is it in bf16?"""
-    requests, (columns, channels), taps = source_slots.numel(), u.shape, weight.shape[0]
-    if weight.shape[1] != channels or conv_states.shape[1:] != (taps - 1, channels) or columns % requests:
-        raise OptionError(
-            f"convolution of {tuple(u.shape)} for {requests} requests does not fit "
-            f"weights {tuple(weight.shape)} and states {tuple(conv_states.shape)}"
-        )
-    if conv_states.dtype != u.dtype or not source_slots.dtype == target_slots.dtype == torch.int32:
-        raise OptionError(
-            f"states must be {u.dtype} and slots int32, got {conv_states.dtype}, {source_slots.dtype}"
-        )
+def check_kernel(u: torch.Tensor, weight: torch.Tensor, conv_states: torch.Tensor) -> None:
+    """What the kernels need beside what the operator does."""
     if u.dtype != torch.bfloat16:
         raise OptionError(f"activations on the GPU are bfloat16, got {u.dtype}")
     if not conv_states.is_contiguous() or not weight.is_contiguous():
         raise OptionError("weights and histories of a convolution must be contiguous")
-    if records is not None:
-        check_conv_records(records, conv_states, requests, columns // requests)
-
-
-def check_conv_records(records: torch.Tensor, states: torch.Tensor, requests: int, columns: int) -> None:
-    """Do the records fit the histories, and have room for as many columns of each request?"""
-    if records.shape[1:] != states.shape[2:] or records.dtype != states.dtype or not records.is_contiguous():
-        raise OptionError(
-            f"records {tuple(records.shape)} {records.dtype} do not fit histories {tuple(states.shape)} "
-            f"{states.dtype}"
-        )
-    room = min(RECORD_COLUMNS, records.shape[0] // requests)
-    if columns > room:
-        raise OptionError(
-            f"records of {records.shape[0]} columns hold up to {room} of each of {requests} requests, "
-            f"got {columns}"
-        )
-
-
-def check_fold(counts: torch.Tensor, source_slots: torch.Tensor, target_slots: torch.Tensor) -> None:
-    """Counts and slots must be int32 of one length."""
-    if not counts.shape == source_slots.shape == target_slots.shape:
-        raise OptionError(
-            f"{counts.numel()} counts, {source_slots.numel()} source and {target_slots.numel()} target slots "
-            "do not match"
-        )
-    if not counts.dtype == source_slots.dtype == target_slots.dtype == torch.int32:
-        raise OptionError(f"counts and slots must be int32, got {counts.dtype}, {source_slots.dtype}")
 
 
 def specimens() -> Iterator[Specimen]:

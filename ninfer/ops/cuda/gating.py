@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from ninfer.errors import OptionError
+from ninfer.ops.checks import check_controls
 from ninfer.ops.cuda.bf16 import INTERPRETED, to_f32
 from ninfer.ops.cuda.specimens import Specimen
 from ninfer.ops.weights import Matrix
@@ -148,13 +149,7 @@ def check_gating(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The dense bf16 rows of a and b, if everything fits."""
     heads = a.rows
-    if b.rows != heads or a_log.numel() != heads or dt_bias.numel() != heads:
-        raise OptionError(
-            f"gating of {heads} heads got {b.rows} rows of b, {a_log.numel()} decays "
-            f"and {dt_bias.numel()} biases"
-        )
-    if a_log.dtype != torch.float32 or dt_bias.dtype != torch.float32:
-        raise OptionError(f"a_log and dt_bias must be float32, got {a_log.dtype} and {dt_bias.dtype}")
+    check_controls(a, b, a_log, dt_bias)
     if x.dtype != torch.bfloat16:
         raise OptionError(f"activations on the GPU are bfloat16, got {x.dtype}")
     dense = []

@@ -11,12 +11,18 @@ from collections.abc import Sequence
 import torch
 
 from ninfer.errors import OptionError
+from ninfer.ops.checks import (
+    check_conv_records,
+    check_convolution,
+    check_delta,
+    check_fold,
+    check_recorded_keys,
+    side_by_side,
+)
 from ninfer.ops.cuda import gdn_native
 from ninfer.ops.cuda.convolve import (
     causal_conv,
-    check_conv_records,
-    check_convolution,
-    check_fold,
+    check_kernel,
     fold_conv,
 )
 from ninfer.ops.cuda.gating import check_gating, gating
@@ -38,17 +44,13 @@ def gated_delta_net(
     target_slots: torch.Tensor,
     records: DeltaRecords | None,
 ) -> torch.Tensor:
-    q, k, v = (_rows(x) for x in (q, k, v))
+    q, k, v = (side_by_side(x) for x in (q, k, v))
     _check(q, k, v, g, beta, states, source_slots, target_slots)
     requests = source_slots.numel()
     columns = v.shape[0] // requests
     if records is not None:
         check_records(records, states, requests, columns)
-        if records.k.dtype != k.dtype or records.k.shape[1:] != k.shape[1:]:
-            raise OptionError(
-                f"records of {tuple(records.k.shape)} {records.k.dtype} do not fit "
-                f"keys {tuple(k.shape)} {k.dtype}"
-            )
+        check_recorded_keys(records, k)
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     whole = columns // CHUNK * CHUNK
     sources = source_slots
@@ -76,6 +78,7 @@ def gdn_mix(
     columns = h.shape[0] // requests
     a, b = check_gating(h, m.a, m.b, m.a_log, m.dt_bias)
     check_convolution(qkv, m.convolution, conv_states, source_slots, target_slots, conv_records)
+    check_kernel(qkv, m.convolution, conv_states)
     _check_mixer(m, qkv, z, states)
     if records is not None:
         check_records(records, states, requests, columns)
@@ -164,11 +167,6 @@ def _mix_parts(
     return gated_rms_norm(o, z, m.norm, m.eps, m.head_order).view(columns, -1)
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """`x` with the heads of a row side by side; rows may be anywhere."""
-    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
-
-
 def _check_mixer(m: GdnMixer, qkv: torch.Tensor, z: torch.Tensor, states: torch.Tensor) -> None:
     heads, width = m.value_heads, m.value_heads * m.value_dim
     if qkv.shape[1] != 2 * m.key_heads * m.key_dim + width or z.shape != (qkv.shape[0], width):
@@ -191,19 +189,7 @@ def _check(
     source_slots: torch.Tensor,
     target_slots: torch.Tensor,
 ) -> None:
-    columns, v_heads, v_width = v.shape
-    requests = source_slots.numel()
-    if q.shape != k.shape or q.shape[0] != columns or v_heads % q.shape[1] or columns % requests:
-        raise OptionError(
-            f"{requests} requests with q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} "
-            "do not match"
-        )
-    if g.shape != (columns, v_heads) or beta.shape != g.shape or not g.dtype == beta.dtype == torch.float32:
-        raise OptionError(f"g and beta must be float32 {(columns, v_heads)}, got {tuple(g.shape)} {g.dtype}")
-    if states.shape[1:] != (v_heads, v_width, q.shape[2]) or states.dtype != torch.float32:
-        raise OptionError(
-            f"states must be float32 [slots, {v_heads}, {v_width}, {q.shape[2]}], got {tuple(states.shape)}"
-        )
+    check_delta(q, k, v, g, beta, states, source_slots.numel())
     if not all(x.is_contiguous() for x in (g, beta, states)):
         raise OptionError("states, g and beta must be contiguous")
     if not source_slots.dtype == target_slots.dtype == torch.int32:

@@ -25,11 +25,11 @@ import triton
 import triton.language as tl
 
 from ninfer.errors import OptionError
+from ninfer.ops.checks import check_delta_records, check_fold
 from ninfer.ops.cuda import gdn_native
 from ninfer.ops.cuda.bf16 import to_bf16, to_f32
-from ninfer.ops.cuda.convolve import check_fold
 from ninfer.ops.cuda.specimens import Specimen
-from ninfer.ops.delta import RECORD_COLUMNS, DeltaRecords
+from ninfer.ops.delta import DeltaRecords
 
 _RUN_TIME = [
     "q_stride", "k_stride", "v_stride", "columns", "first", "record_rows", "shows", "records", "counted"
@@ -174,29 +174,10 @@ def fold_delta_net(
 
 
 def check_records(records: DeltaRecords, states: torch.Tensor, requests: int, columns: int) -> None:
-    """Do the records fit the states, and have room for as many columns of each request?"""
-    rows, v_heads = records.g.shape
-    k, v = records.k, records.v
-    if (
-        v.shape != (rows, v_heads, states.shape[2])
-        or k.shape[0] != rows
-        or states.shape[1:] != (v_heads, v.shape[2], k.shape[2])
-        or v_heads % k.shape[1]
-        or records.beta.shape != records.g.shape
-        or k.dtype != v.dtype
-        or not records.g.dtype == records.beta.dtype == states.dtype == torch.float32
-    ):
-        raise OptionError(
-            f"records of k {tuple(k.shape)} {k.dtype}, v {tuple(v.shape)} {v.dtype} and g {(rows, v_heads)} "
-            f"{records.g.dtype} do not fit states {tuple(states.shape)}"
-        )
-    if not all(x.is_contiguous() for x in (k, v, records.g, records.beta, states)):
-        raise OptionError("records and states must be contiguous")
-    if columns > min(RECORD_COLUMNS, rows // requests):
-        raise OptionError(
-            f"records of {rows} columns hold up to {min(RECORD_COLUMNS, rows // requests)} of each of "
-            f"{requests} requests, got {columns}"
-        )
+    """`check_delta_records`; kernels also need contiguous states."""
+    check_delta_records(records, states, requests, columns)
+    if not states.is_contiguous():
+        raise OptionError("states must be contiguous")
 
 
 def specimens() -> Iterator[Specimen]:

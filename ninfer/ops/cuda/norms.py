@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from ninfer.errors import OptionError
+from ninfer.ops.checks import check_gate
 from ninfer.ops.cuda.bf16 import to_bf16, to_f32
 from ninfer.ops.cuda.specimens import Specimen
 
@@ -96,16 +97,9 @@ def gated_rms_norm(
     head_order: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`ninfer.ops.gated_rms_norm` for bf16; rows of z may be strided."""
-    if z.numel() != o.numel() or z.dtype != o.dtype:
-        raise OptionError(f"a gate {tuple(z.shape)} {z.dtype} does not fit {tuple(o.shape)} {o.dtype}")
+    heads = check_gate(o, z, head_order)
     if not z[0].is_contiguous():
         z = z.contiguous()
-    heads = o.numel() // (z.shape[0] * o.shape[-1])
-    if head_order is not None and (head_order.shape != (heads,) or head_order.dtype != torch.int32):
-        raise OptionError(
-            f"an order of {heads} heads must be int32 [{heads}], got {head_order.dtype} "
-            f"{tuple(head_order.shape)}"
-        )
     return _run(o, weight, eps, False, z, z.stride(0), heads, head_order)
 
 

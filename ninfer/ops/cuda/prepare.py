@@ -26,6 +26,7 @@ from ninfer.errors import OptionError
 from ninfer.formats import KvFormat
 from ninfer.formats.kv_codec import rotation_factor
 from ninfer.ops.attention import KvPages
+from ninfer.ops.checks import check_heads, side_by_side
 from ninfer.ops.cuda.bf16 import to_bf16, to_f32
 from ninfer.ops.cuda.kv_codes import CODES, put_vector
 from ninfer.ops.cuda.specimens import Specimen
@@ -132,9 +133,11 @@ def qk_prepare(
     """`ninfer.ops.qk_prepare` for bf16."""
     columns, q_heads, width = q.shape
     k_heads = k.shape[1]
-    _check(q, k, v, rope, positions, page_table, cache_positions)
+    check_heads(q, k, v, rope, positions, page_table, cache_positions)
+    if q.dtype != torch.bfloat16:
+        raise OptionError(f"activations on a GPU are bf16, got {q.dtype}")
     pages.check(k_heads, width, q.dtype)
-    q, k, v = _rows(q, width), _rows(k, width), _rows(v, width)
+    q, k, v = side_by_side(q), side_by_side(k), side_by_side(v)
     out = torch.empty((columns, q_heads, width), dtype=q.dtype, device=q.device)
     frequencies, axes = _turns(rope.rotary_dim, rope.theta, rope.sections, q.device)
     _prepare_kernel[(q_heads + 2 * k_heads, columns)](
@@ -175,27 +178,6 @@ def _turns(
     words = [int(quarter * 2.0**62) & (1 << 64) - 1 for quarter in quarters]  # a product with 2^62 is exact
     words = [word - (1 << 64) if word >> 63 else word for word in words]
     return torch.tensor(words, dtype=torch.int64, device=device), rope.axes.to(device)
-
-
-def _rows(x: torch.Tensor, width: int) -> torch.Tensor:
-    """`x` with the heads of a row side by side; rows may be anywhere."""
-    return x if x.stride(2) == 1 and x.stride(1) == width else x.contiguous()
-
-
-def _check(q, k, v, rope, positions, page_table, cache_positions) -> None:
-    columns, _, width = q.shape
-    if k.shape != v.shape or k.shape[0] != columns or k.shape[2] != width:
-        raise OptionError(f"heads do not match: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
-    if not q.dtype == k.dtype == v.dtype:
-        raise OptionError(f"q, k and v must have one type, got {q.dtype}, {k.dtype}, {v.dtype}")
-    if q.dtype != torch.bfloat16:
-        raise OptionError(f"activations on a GPU are bf16, got {q.dtype}")
-    if rope.rotary_dim > width:
-        raise OptionError(f"a rotation of {rope.rotary_dim} dimensions exceeds the head's {width}")
-    if not positions.dtype == page_table.dtype == cache_positions.dtype == torch.int32:
-        raise OptionError("positions and page tables must be int32")
-    if columns % page_table.shape[0] or positions.shape[-1] != columns:
-        raise OptionError(f"{columns} columns do not divide among {page_table.shape[0]} page tables")
 
 
 def specimens() -> Iterator[Specimen]:
