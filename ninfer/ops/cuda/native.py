@@ -261,7 +261,8 @@ def _q8(run: Run, upload: Upload) -> Rows:
 
 
 def _k(run: Run, upload: Upload) -> Rows:
-    """Scales of a unit: those of two sub-blocks, their minima, d and dmin."""
+    """Scales of a unit: a word with a minimum at bit 0, the scales of both sub-blocks at bits 6 and 12, the other
+    minimum at bit 18; d and dmin."""
     blocks = _blocks(run, upload)
     lead, head = blocks.shape[:2], 48 if run.kernel == "Q5K" else 16
     pairs = blocks[..., head:].reshape(*lead, 4, 1, 32)
@@ -273,7 +274,9 @@ def _k(run: Run, upload: Upload) -> Rows:
     scale = torch.cat((a & 63, (c & 15) | ((a >> 6) << 4)), -1)
     minimum = torch.cat((b & 63, (c >> 4) | ((b >> 6) << 4)), -1)
     whole = blocks[..., None, :4].expand(*lead, 4, 4)
-    scales = torch.cat((scale.view(*lead, 4, 2), minimum.view(*lead, 4, 2), whole), -1)
+    scale, minimum = (part.view(*lead, 4, 2).int() for part in (scale, minimum))
+    words = minimum[..., 0] | scale[..., 0] << 6 | scale[..., 1] << 12 | minimum[..., 1] << 18
+    scales = torch.cat((words[..., None].view(torch.uint8), whole), -1)
     return Rows(codes.reshape(run.rows, -1), scales.flatten(1, 2))
 
 
@@ -283,14 +286,14 @@ def _split_axis(pairs: torch.Tensor) -> torch.Tensor:
 
 
 def _q6_k(run: Run, upload: Upload) -> Rows:
-    """Scales of a unit: the int8 factors of its four groups, then d."""
+    """Scales of a unit: the factors of its four groups plus 128, then d."""
     blocks = _blocks(run, upload)
     lead = blocks.shape[:2]
     low = _split_axis(blocks[..., :128].reshape(*lead, 2, 1, 64)).view(*lead, 2, 4, 32)
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=upload.device).view(4, 1)
     high = (blocks[..., 128:192].reshape(*lead, 2, 1, 32) >> shifts) & 3
     whole = blocks[..., None, 208:].expand(*lead, 4, 2)
-    scales = torch.cat((blocks[..., 192:208].unflatten(-1, (4, 4)), whole), -1).flatten(1, 2)
+    scales = torch.cat(((blocks[..., 192:208] ^ 0x80).unflatten(-1, (4, 4)), whole), -1).flatten(1, 2)
     return Rows((low | (high << 4)).reshape(run.rows, -1), scales)
 
 

@@ -110,6 +110,7 @@ def plan(packing: Packing, division: Division, tiles: int, norm: int = 0) -> Pla
     buffers = 2
     room = _SHARED_BYTES if blocks == 2 else _SHARED_BYTES_WHOLE
     fixed = (buffers * division.cluster * WARPS + division.totals) * tiles * 512 + 512  # 512: barriers
+    fixed += WARPS * division.slice_units * tiles * 64 * packing.sums  # each sum for 8 tokens, twice
     if norm:
         fixed += WARPS * (division.slice_units * packing.unit_columns * 2 * norm + 32)
     copies = max(2, min(16, (room - fixed) // division.copy_bytes(packing)))

@@ -39,6 +39,7 @@ struct Params {
 enum Mode { PLAIN = 0, SWIGLU = 1, LOGITS = 2, RAW = 3 };
 
 typedef FORMAT Format;
+typedef Decoder<Format> Decode;
 static const int NT = TOKEN_TILES, KU = SLICE_UNITS, CHUNK = COPY_UNITS, STAGES = RING_COPIES, BUFFERS = SUM_BUFFERS;
 static const int UC = Format::UNIT_COLUMNS, UB = Format::UNIT_BYTES, XR = UC / 8;
 static const int WARPS = 8, PRODUCER = 8, ADDER = 9, THREADS = 320;
@@ -61,6 +62,7 @@ struct Shared {
     alignas(16) Gain gains[WARPS][KU * UC];
     float squares[WARPS][8];
 #endif
+    alignas(16) float x_sums[WARPS][Decode::SUM_FLOATS ? KU * NT * Decode::SUM_FLOATS : 1];
     u64 full[STAGES], empty[STAGES];  // parts of the ring
     u64 summed[BUFFERS];              // all of a tile's sums are here
     u64 freed[CLUSTER][BUFFERS];      // a block of the cluster can take sums again
@@ -193,7 +195,7 @@ struct Target {
         const int rows[2] = {p.mode == SWIGLU ? 8 * tile + r : 16 * tile + r, 16 * tile + r + 8};
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            scales[h] = p.row_scales ? p.row_scales[16 * tile + r + 8 * h] : 1;
+            scales[h] = p.row_scales ? p.row_scales[16 * tile + r + 8 * h] : Decode::FACTOR;
             const int column = rows[h] >= p.rows ? -1 : p.row_map ? p.row_map[rows[h]] : p.first + rows[h];
             columns[h] = (u32)column < p.out_stride ? column : -1;
 #pragma unroll
@@ -316,6 +318,13 @@ DEVICE void multiply(const Params& p, Shared& shared, const Batches& all, int ra
                     norm_x(p, token, slice.begin + u, q, factor, shared.gains[warp] + u * UC,
                            p.normed && blockIdx.x < CLUSTER && batch == all.begin && token < p.tokens, x[u][0]);
 #endif
+            u32 more[KU][NT];
+            float* x_sums = shared.x_sums[warp];
+            __syncwarp();
+#pragma unroll
+            for (int u = 0; u < KU; ++u)
+                Decode::prepare_x<NT>(x[u], x_sums + u * NT * Decode::SUM_FLOATS, more[u], lane);
+            __syncwarp();
             const int last = min(batch + all.size, all.end);
             for (int tile = batch; tile < last; ++tile) {
                 float acc[2][NT][4];  // of even and odd units: products of one need not wait for the other
@@ -331,7 +340,8 @@ DEVICE void multiply(const Params& p, Shared& shared, const Batches& all, int ra
                     for (int k = 0; k < CHUNK; ++k) {
                         const int u = c * CHUNK + k;
                         if (u < KU && (u < KU - 1 || u < slice.units))
-                            Format::unit<NT>(chunk + k * UB, lane, x[u], acc[u & 1]);
+                            Decode::unit<NT>(chunk + k * UB, lane, x[u], acc[u & 1],
+                                             x_sums + u * NT * Decode::SUM_FLOATS, more[u]);
                     }
                     __syncwarp();
                     if (lane == 0) barrier_arrive(&shared.empty[ring.at]);
