@@ -111,11 +111,14 @@ def plan(packing: Packing, division: Division, tiles: int, norm: int = 0) -> Pla
     room = _SHARED_BYTES if blocks == 2 else _SHARED_BYTES_WHOLE
     fixed = (buffers * division.cluster * WARPS + division.totals) * tiles * 512 + 512  # 512: barriers
     if norm:
-        fixed += WARPS * (division.slice_units * packing.unit_columns * 2 * norm + 32)
+        fixed += WARPS * (division.slice_units * packing.unit_columns * 2 * norm + division.cluster * tiles * 32)
     copies = max(2, min(16, (room - fixed) // division.copy_bytes(packing)))
     used = _up(copies * division.copy_bytes(packing), 16) + fixed
     return Plan(division, tiles, norm, blocks, buffers, copies, _up(used, 128))
 
+
+import os
+KNOBS = tuple(int(v) for v in os.environ.get("KNOBS", "0,0").split(","))
 
 @cache
 def module(packing: Packing, p: Plan) -> Module:
@@ -133,6 +136,8 @@ def module(packing: Packing, p: Plan) -> Module:
             "TOTALS": p.division.totals,
             "SM_BLOCKS": p.blocks,
             "NORM": p.norm,
+            "LATE": KNOBS[0],
+            "AHEAD": min(KNOBS[1] , 99),
         },
     )
 
@@ -202,13 +207,11 @@ def small_linear(
     for segment, rows in _wanted(packed, out.shape[1], mode):
         tiles = -(-rows * (2 if mode == Mode.SWIGLU else 1) // TILE)
         division = _divided(segment.packing, tiles, segment.units, device)
-        if norm is not None and tokens > 8:
-            x, norm = _normed(x, segment.packing, division, norm), None
         step = 16 if 2 * division.registers(segment.packing) <= _ROOM_WHOLE else 8
         for t in range(0, tokens, step):
             part = slice(t, t + step)
             added = None if residual is None else residual[part]
-            _launch(x[part], segment, division, tiles, rows, out[part], mode, added, norm)
+            _launch(x[part], segment, division, tiles, rows, out[part], mode, added, _part(norm, part))
         if norm is not None and norm.normed is not None:
             norm = replace(norm, normed=None)
     return out
@@ -223,28 +226,17 @@ def _wanted(packed: Packed, columns: int, mode: Mode) -> Iterator[tuple[Segment,
             yield segment, rows
 
 
-def _normed(x: torch.Tensor, packing: Packing, division: Division, norm: Norm) -> torch.Tensor:
-    """The norm by itself, in the same arithmetic as in front of a product."""
-    h = torch.empty_like(x) if norm.normed is None else norm.normed
-    params = _Params(x=x.data_ptr(), tokens=x.shape[0], columns=x.shape[1])
-    _set_norm(params, norm)
-    params.normed = h.data_ptr()
-    function = module(packing, plan(packing, division, 1, _kind(norm))).function("norm_rows", x.device)
-    function.launch((-(-x.shape[0] // 8),), (32 * WARPS,), (params,), pdl=_may_overlap(x.device))
-    return h
+def _part(norm: Norm | None, part: slice) -> Norm | None:
+    """The norm of some of the rows."""
+    if norm is None or norm.normed is None:
+        return norm
+    return replace(norm, normed=norm.normed[part])
 
 
 def _kind(norm: Norm | None) -> int:
     if norm is None:
         return 0
     return 2 if norm.gain.dtype == torch.float32 else 1
-
-
-def _set_norm(params: _Params, norm: Norm) -> None:
-    params.gain = norm.gain.data_ptr()
-    params.eps, params.unit_offset = norm.eps, norm.unit_offset
-    if norm.normed is not None:
-        params.normed = norm.normed.data_ptr()
 
 
 def _may_overlap(device: torch.device) -> bool:
@@ -280,7 +272,9 @@ def _launch(
         mode=mode,
     )
     if norm is not None:
-        _set_norm(params, norm)
+        params.gain = norm.gain.data_ptr()
+        params.eps, params.unit_offset = norm.eps, norm.unit_offset
+        params.normed = None if norm.normed is None else norm.normed.data_ptr()
     made = plan(segment.packing, division, token_tiles(x.shape[0]), _kind(norm))
     function = module(segment.packing, made).function("small_linear", x.device, made.shared_bytes)
     clusters = min(processors_of(function.device) // division.cluster, tiles)

@@ -55,6 +55,11 @@ DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* barrier, u64 p
         "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
         : "memory");
 }
+
+// One thread asks for `bytes`, a multiple of 16, to be in the L2 cache.
+DEVICE void prefetch(const void* from, u32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 #else
 // Each thread copies 16 bytes.
 DEVICE void async_copy16(void* to, const void* from) {
@@ -94,6 +99,12 @@ DEVICE void send_remote(u32 address, u32 barrier, float a, float b, float c, flo
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
         "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
         : "memory");
+}
+
+DEVICE void send_remote(u32 address, u32 barrier, float a) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(a),
+                 "r"(barrier)
+                 : "memory");
 }
 
 // What this thread read before is read; it says nothing of its writes.

@@ -11,10 +11,12 @@
 // memory of one block of the cluster, in turn, and are always added in the same order: what a column gets depends
 // neither on the other columns nor on how many there are.
 //
+// A norm of x in front of the product: x goes into it times the gains, and the sums are multiplied by 1 / rms, which
+// the warps of a cluster find from their slices meanwhile.
+//
 // Compile with FORMAT (a decoder), TOKEN_TILES (of 8), SLICE_UNITS (of the longest slice), COPY_UNITS (of a warp in one
 // copy), RING_COPIES, SUM_BUFFERS, CLUSTER (1 or 2 blocks), TOTALS (tiles of a block between passes; 0: there is one
-// pass), SM_BLOCKS (that share a multiprocessor), NORM (of x, TOKEN_TILES being 1; 1: gains in bf16, 2: in float32;
-// else 0).
+// pass), SM_BLOCKS (that share a multiprocessor), NORM (of x; 1: gains in bf16, 2: in float32; else 0).
 #pragma once
 #include "barriers.cuh"
 #include "formats_b.cuh"
@@ -59,7 +61,8 @@ struct Shared {
 #endif
 #if NORM
     alignas(16) Gain gains[WARPS][KU * UC];
-    float squares[WARPS][8];
+    float squares[CLUSTER * WARPS][8 * NT];  // sums of x^2 over a warp's slices, of the whole cluster
+    u64 squared;
 #endif
     u64 full[STAGES], empty[STAGES];  // parts of the ring
     u64 summed[BUFFERS];              // all of a tile's sums are here
@@ -112,34 +115,6 @@ DEVICE void load_x(const Params& p, int token, int unit, int q, bool there, u32 
     }
 }
 
-
-// 1 / rms of 8 tokens from `token` on, for lane / 4's, by eight warps: a token belongs to four lanes of each.
-DEVICE float factor_of(const Params& p, int token, int warp, int lane, float (&squares)[WARPS][8]) {
-    const bool there = token + lane / 4 < p.tokens;
-    const u16* row = p.x + (u64)(token + lane / 4) * p.columns;
-    float even = 0, odd = 0;
-#pragma unroll 4
-    for (int c = 8 * (4 * warp + lane % 4); c < p.columns; c += 32 * WARPS) {
-        Vec4 v = {0, 0, 0, 0};
-        if (there) v = *reinterpret_cast<const Vec4*>(row + c);
-        const u32 w[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float a = low_bf16(w[i]), b = high_bf16(w[i]);
-            even = fmaf(a, a, even), odd = fmaf(b, b, odd);
-        }
-    }
-    float sum = even + odd;
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    if (lane % 4 == 0) squares[warp][lane / 4] = sum;
-    some_wait(1, 32 * WARPS);
-    float total = 0;
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w) total += squares[w][lane / 4];
-    return rsqrtf(total / p.columns + p.eps);
-}
-
 #if NORM
 // The gains of a warp's slice, which depend on no kernel ahead.
 DEVICE void load_gains(const Params& p, const Slice& slice, int lane, Gain (&gains)[KU * UC]) {
@@ -163,21 +138,66 @@ DEVICE float4 gains_at(const Params& p, const Gain* at) {
     return v;
 }
 
-DEVICE u32 normal(u32 x, float factor, float gain0, float gain1) {
-    return pack_bf16x2(low_bf16(x) * factor * gain0, high_bf16(x) * factor * gain1);
+DEVICE void add_squares(const u32 (&x)[XR], float& even, float& odd) {
+#pragma unroll
+    for (int i = 0; i < XR; ++i) {
+        const float a = low_bf16(x[i]), b = high_bf16(x[i]);
+        even = fmaf(a, a, even), odd = fmaf(b, b, odd);
+    }
 }
 
-// x of a unit to its norm.
-DEVICE void norm_x(const Params& p, int token, int unit, int q, float factor, const Gain* gains, bool store,
-                   u32 (&x)[XR]) {
+// x of a unit times the gains.
+DEVICE void scale_x(const Params& p, int q, const Gain* gains, u32 (&x)[XR]) {
 #pragma unroll
     for (int i = 0; i < XR; i += 2) {
-        const int c = 64 * (i / 8) + (Format::ORDER == 0 ? 16 * q + 2 * (i % 8) : 16 * (i % 8 / 2) + 4 * q);
-        const float4 g = gains_at(p, gains + c);
-        x[i] = normal(x[i], factor, g.x, g.y);
-        x[i + 1] = normal(x[i + 1], factor, g.z, g.w);
-        if (store && unit * UC + c < p.columns)
-            *(uint2*)(p.normed + (u64)token * p.columns + unit * UC + c) = make_uint2(x[i], x[i + 1]);
+        const float4 g = gains_at(p, gains + 64 * (i / 8) + (Format::ORDER == 0 ? 16 * q + 2 * (i % 8) : 16 * (i % 8 / 2) + 4 * q));
+        x[i] = pack_bf16x2(low_bf16(x[i]) * g.x, high_bf16(x[i]) * g.y);
+        x[i + 1] = pack_bf16x2(low_bf16(x[i + 1]) * g.z, high_bf16(x[i + 1]) * g.w);
+    }
+}
+
+// A lane's sums of squares of its token (of each tile) to the adders of the cluster.
+DEVICE void send_squares(Shared& shared, int rank, int warp, int lane, const float (&even)[NT], const float (&odd)[NT]) {
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt) {
+        float sum = even[nt] + odd[nt];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        float* place = &shared.squares[rank * WARPS + warp][8 * nt + lane / 4];
+#if CLUSTER > 1
+        if (lane % 4 < CLUSTER) send_remote(remote_address(place, lane % 4), remote_address(&shared.squared, lane % 4), sum);
+#else
+        if (lane % 4 == 0) *place = sum;
+#endif
+    }
+#if CLUSTER == 1
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&shared.squared);
+#endif
+}
+
+// 1 / rms of a token, once all squares are there.
+DEVICE float factor_of(const Params& p, const Shared& shared, int token) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < CLUSTER * WARPS; ++w) sum += shared.squares[w][token];
+    return rsqrtf(sum / p.columns + p.eps);
+}
+
+// This block's share of the normed rows, by one warp.
+DEVICE void store_normed(const Params& p, const Shared& shared, int lane) {
+    const int vectors = p.columns / 8, begin = vectors * blockIdx.x / gridDim.x;
+    const int share = vectors * (blockIdx.x + 1) / gridDim.x - begin;
+    for (int i = lane; i < p.tokens * share; i += 32) {
+        const int token = i / share, c = 8 * (begin + i % share);
+        const u64 at = (u64)token * p.columns + c;
+        const Vec4 v = *reinterpret_cast<const Vec4*>(p.x + at);
+        const float4 g = gains_at(p, (const Gain*)p.gain + c), h = gains_at(p, (const Gain*)p.gain + c + 4);
+        const float f = factor_of(p, shared, token);
+        *reinterpret_cast<Vec4*>(p.normed + at) = {pack_bf16x2(low_bf16(v.x) * f * g.x, high_bf16(v.x) * f * g.y),
+                                                   pack_bf16x2(low_bf16(v.y) * f * g.z, high_bf16(v.y) * f * g.w),
+                                                   pack_bf16x2(low_bf16(v.z) * f * h.x, high_bf16(v.z) * f * h.y),
+                                                   pack_bf16x2(low_bf16(v.w) * f * h.z, high_bf16(v.w) * f * h.w)};
     }
 }
 #endif
@@ -209,15 +229,22 @@ struct Target {
         }
     }
 
-    DEVICE void put(const Params& p, int nt, int lane, const float (&s)[4]) {
+    // `factors`: of the lane's two tokens.
+    DEVICE void put(const Params& p, int nt, int lane, const float (&s)[4], const float (&factors)[2]) {
+        float v[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            v[i] = __fmul_rn(s[i], scales[i >> 1]);
+            if (NORM) v[i] = __fmul_rn(v[i], factors[i & 1]);
+        }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int token = 8 * nt + 2 * (lane & 3) + (i & 1), column = columns[i >> 1];
             if (token >= p.tokens || column < 0 || (p.mode == SWIGLU && i > 1)) continue;
             const u64 at = (u64)token * p.out_stride + column;
-            float value = __fmul_rn(s[i], scales[i >> 1]);
+            float value = v[i];
             if (p.mode == SWIGLU)
-                value = __fdividef(value, 1 + __expf(-value)) * __fmul_rn(s[(i + 2) & 3], scales[1]);
+                value = __fdividef(value, 1 + __expf(-value)) * v[(i + 2) & 3];
             else if (p.residual)
                 value = __fadd_rn(value, added[nt][i]);
             const u16 rounded = to_bf16(value);
@@ -229,52 +256,79 @@ struct Target {
     }
 };
 
-// Warp PRODUCER: weights into the ring, in the order in which they are used.
+// A copy of weights into the ring: CHUNKS == 1: of all warps' parts at once, since they stand together; else lane w
+// copies for warp w.
+struct Copy {
+    const u8* from;
+    int units;
+};
+
+// All copies of a block in the order in which they are used, from number `begin` on, until `f` says no.
+template <class F>
+DEVICE void walk(const Params& p, const Batches& all, int rank, int lane, int begin, F f) {
+    int i = 0;
+    for (int batch = all.begin; batch < all.end; batch += all.size)
+        for (int pass = 0; pass < p.passes; ++pass) {
+            const int first = (pass * CLUSTER + rank) * WARPS;
+            const Slice slice = CHUNKS == 1 ? Slice(p, first, WARPS) : Slice(p, first + lane % WARPS, 1);
+            const int last = min(batch + all.size, all.end);
+            for (int tile = batch; tile < last; ++tile) {
+                const u8* row = p.weights + (u64)tile * p.units * UB + slice.begin * UB;
+                for (int c = 0; c < CHUNKS; ++c, ++i) {
+                    if (i < begin) continue;
+                    const int units = CHUNKS == 1 ? slice.units : max(0, min(CHUNK, slice.units - c * CHUNK));
+                    if (!f(i, Copy{row + c * CHUNK * UB, units})) return;
+                }
+            }
+        }
+}
+
+// Warp PRODUCER: weights into the ring. Once this is full for the first time, because x is not there yet, the next
+// copies go as far as the L2 cache, so that DRAM does not rest. The kernel behind this one may start with its own ring
+// when nothing remains to be asked for.
 DEVICE void produce(const Params& p, Shared& shared, const Batches& all, int rank, int lane) {
     int stage = 0;
     u32 parity = 1;  // the ring is empty at first
 #if __CUDA_ARCH__ >= 900
     const u64 policy = streaming_policy();
 #endif
-    for (int batch = all.begin; batch < all.end; batch += all.size)
-        for (int pass = 0; pass < p.passes; ++pass) {
-            const int first = (pass * CLUSTER + rank) * WARPS;
-            const Slice block(p, first, WARPS), mine(p, first + lane % WARPS, 1);
-            const int last = min(batch + all.size, all.end);
-            for (int tile = batch; tile < last; ++tile) {
-                const u8* row = p.weights + (u64)tile * p.units * UB;
-                for (int c = 0; c < CHUNKS; ++c) {
-                    // All warps' parts stand together if they are whole slices.
-                    const int begin = CHUNKS == 1 ? block.begin : mine.begin + c * CHUNK;
-                    const int units = CHUNKS == 1 ? block.units : max(0, min(CHUNK, mine.units - c * CHUNK));
-                    u8* to = shared.ring[stage] + (CHUNKS == 1 ? 0 : lane % WARPS * CHUNK * UB);
-                    const u8* from = row + begin * UB;
-                    barrier_wait(&shared.empty[stage], parity);
+    const int copies = (all.end - all.begin) * p.passes * CHUNKS, trigger = max(0, copies - LATE);
+    if (copies == 0) allow_next();
+    walk(p, all, rank, lane, 0, [&](int i, Copy copy) {
+        if (i == trigger) allow_next();
+        u8* to = shared.ring[stage] + (CHUNKS == 1 ? 0 : lane % WARPS * CHUNK * UB);
 #if __CUDA_ARCH__ >= 900
-                    if (CHUNKS == 1) {
-                        if (lane == 0) {
-                            barrier_expect(&shared.full[stage], units * UB);
-                            if (units) bulk_copy(to, from, units * UB, &shared.full[stage], policy);
-                        }
-                    } else {
-                        int all_units = lane < WARPS ? units : 0;
-#pragma unroll
-                        for (int d = 4; d; d >>= 1) all_units += __shfl_xor_sync(~0u, all_units, d);
-                        if (lane == 0) barrier_expect(&shared.full[stage], all_units * UB);
-                        __syncwarp();
-                        if (lane < WARPS && units) bulk_copy(to, from, units * UB, &shared.full[stage], policy);
-                    }
-#else
-                    if (CHUNKS == 1)
-                        for (int i = 16 * lane; i < units * UB; i += 512) async_copy16(to + i, from + i);
-                    else
-                        for (int i = 16 * (lane / WARPS); i < units * UB; i += 64) async_copy16(to + i, from + i);
-                    async_arrive(&shared.full[stage]);
-#endif
-                    if (++stage == STAGES) stage = 0, parity ^= 1;
-                }
+        if (i == STAGES && AHEAD > 0)
+            walk(p, all, rank, lane, STAGES, [&](int k, Copy next) {
+                if (k >= STAGES + AHEAD) return false;
+                if (lane < (CHUNKS == 1 ? 1 : WARPS) && next.units) prefetch(next.from, next.units * UB);
+                return true;
+            });
+        barrier_wait(&shared.empty[stage], parity);
+        if (CHUNKS == 1) {
+            if (lane == 0) {
+                barrier_expect(&shared.full[stage], copy.units * UB);
+                if (copy.units) bulk_copy(to, copy.from, copy.units * UB, &shared.full[stage], policy);
             }
+        } else {
+            int all_units = lane < WARPS ? copy.units : 0;
+#pragma unroll
+            for (int d = 4; d; d >>= 1) all_units += __shfl_xor_sync(~0u, all_units, d);
+            if (lane == 0) barrier_expect(&shared.full[stage], all_units * UB);
+            __syncwarp();
+            if (lane < WARPS && copy.units) bulk_copy(to, copy.from, copy.units * UB, &shared.full[stage], policy);
         }
+#else
+        barrier_wait(&shared.empty[stage], parity);
+        if (CHUNKS == 1)
+            for (int b = 16 * lane; b < copy.units * UB; b += 512) async_copy16(to + b, copy.from + b);
+        else
+            for (int b = 16 * (lane / WARPS); b < copy.units * UB; b += 64) async_copy16(to + b, copy.from + b);
+        async_arrive(&shared.full[stage]);
+#endif
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+        return true;
+    });
 }
 
 // A place among buffers that come round.
@@ -292,11 +346,9 @@ DEVICE void multiply(const Params& p, Shared& shared, const Batches& all, int ra
     Turn ring, turns[CLUSTER];
 #if NORM
     load_gains(p, Slice(p, rank * WARPS + warp, 1), lane, shared.gains[warp]);
+    float even[NT] = {}, odd[NT] = {};
 #endif
     wait_for_previous();
-#if NORM
-    const float factor = factor_of(p, 0, warp, lane, shared.squares);
-#endif
     for (int batch = all.begin; batch < all.end; batch += all.size)
         for (int pass = 0; pass < p.passes; ++pass) {
             const int first = (pass * CLUSTER + rank) * WARPS;
@@ -311,10 +363,13 @@ DEVICE void multiply(const Params& p, Shared& shared, const Batches& all, int ra
 #if NORM
             if (pass > 0 || batch > all.begin) load_gains(p, slice, lane, shared.gains[warp]);
 #pragma unroll
-            for (int u = 0; u < KU; ++u)
-                if (u < slice.units)
-                    norm_x(p, token, slice.begin + u, q, factor, shared.gains[warp] + u * UC,
-                           p.normed && blockIdx.x < CLUSTER && batch == all.begin && token < p.tokens, x[u][0]);
+            for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+                for (int u = 0; u < KU; ++u) {
+                    add_squares(x[u][nt], even[nt], odd[nt]);
+                    if (u < slice.units) scale_x(p, q, shared.gains[warp] + u * UC, x[u][nt]);
+                }
+            if (batch == all.begin && pass == p.passes - 1) send_squares(shared, rank, warp, lane, even, odd);
 #endif
             const int last = min(batch + all.size, all.end);
             for (int tile = batch; tile < last; ++tile) {
@@ -371,7 +426,23 @@ DEVICE void multiply(const Params& p, Shared& shared, const Batches& all, int ra
 // Warp ADDER: the sums of the block's tiles, and what becomes of them.
 DEVICE void add(const Params& p, Shared& shared, const Batches& all, int rank, int lane) {
     Turn turn;
+    float factors[NT][2];
+#if NORM && CLUSTER > 1
+    if (lane == 0) barrier_expect(&shared.squared, CLUSTER * WARPS * 8 * NT * 4);
+#endif
     wait_for_previous();
+#if NORM
+    bool known = false;
+    const auto find_factors = [&] {
+        if (known) return;
+        known = true;
+        barrier_wait(&shared.squared, 0);
+#pragma unroll
+        for (int i = 0; i < 2 * NT; ++i)
+            factors[i / 2][i % 2] = factor_of(p, shared, 8 * (i / 2) + 2 * (lane % 4) + i % 2);
+        if (p.normed) store_normed(p, shared, lane);
+    };
+#endif
     for (int batch = all.begin; batch < all.end; batch += all.size)
         for (int pass = 0; pass < p.passes; ++pass) {
             const int last = min(batch + all.size, all.end);
@@ -400,6 +471,9 @@ DEVICE void add(const Params& p, Shared& shared, const Batches& all, int rank, i
 #endif
                 }
                 turn.next(BUFFERS);
+#if NORM
+                if (pass == p.passes - 1) find_factors();
+#endif
 #pragma unroll
                 for (int nt = 0; nt < NT; ++nt) {
 #if TOTALS
@@ -411,10 +485,13 @@ DEVICE void add(const Params& p, Shared& shared, const Batches& all, int rank, i
                         continue;
                     }
 #endif
-                    target.put(p, nt, lane, s[nt]);
+                    target.put(p, nt, lane, s[nt], factors[nt]);
                 }
             }
         }
+#if NORM
+    find_factors();  // a block without tiles is sent squares, too, and stores its share
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, SM_BLOCKS) small_linear(const __grid_constant__ Params p) {
@@ -438,9 +515,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, SM_BLOCKS) small_linear(co
         barrier_init(&shared.summed[threadIdx.x], CLUSTER > 1 ? 1 : WARPS);
         for (int r = 0; r < CLUSTER; ++r) barrier_init(&shared.freed[r][threadIdx.x], 1);
     }
+#if NORM
+    if (threadIdx.x == 0) barrier_init(&shared.squared, CLUSTER > 1 ? 1 : WARPS);
+#endif
     barrier_init_fence();
     __syncthreads();
-    allow_next();
     const Batches all(p);
 #if CLUSTER > 1
     cluster_arrive();
@@ -458,21 +537,3 @@ extern "C" __global__ void __launch_bounds__(THREADS, SM_BLOCKS) small_linear(co
 #endif
     if (warp == PRODUCER) wait_for_previous();
 }
-
-#if NORM
-// The norm alone, for more than 8 tokens, in the same arithmetic: a block for 8 tokens.
-extern "C" __global__ void __launch_bounds__(32 * WARPS) norm_rows(const __grid_constant__ Params p) {
-    __shared__ float squares[WARPS][8];
-    allow_next();
-    wait_for_previous();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = 8 * blockIdx.x + lane / 4;
-    const float factor = factor_of(p, 8 * blockIdx.x, warp, lane, squares);
-    if (token >= p.tokens) return;
-    for (int c = 4 * (4 * warp + lane % 4); c < p.columns; c += 16 * WARPS) {
-        const u64 at = (u64)token * p.columns + c;
-        const uint2 x = *(const uint2*)(p.x + at);
-        const float4 g = gains_at(p, (const Gain*)p.gain + c);
-        *(uint2*)(p.normed + at) = make_uint2(normal(x.x, factor, g.x, g.y), normal(x.y, factor, g.z, g.w));
-    }
-}
-#endif
