@@ -117,9 +117,6 @@ def plan(packing: Packing, division: Division, tiles: int, norm: int = 0) -> Pla
     return Plan(division, tiles, norm, blocks, buffers, copies, _up(used, 128))
 
 
-import os
-KNOBS = tuple(int(v) for v in os.environ.get("KNOBS", "0,0").split(","))
-
 @cache
 def module(packing: Packing, p: Plan) -> Module:
     """The kernels of a format for a plan."""
@@ -136,8 +133,6 @@ def module(packing: Packing, p: Plan) -> Module:
             "TOTALS": p.division.totals,
             "SM_BLOCKS": p.blocks,
             "NORM": p.norm,
-            "LATE": KNOBS[0],
-            "AHEAD": min(KNOBS[1] , 99),
         },
     )
 

@@ -55,11 +55,6 @@ DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* barrier, u64 p
         "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
         : "memory");
 }
-
-// One thread asks for `bytes`, a multiple of 16, to be in the L2 cache.
-DEVICE void prefetch(const void* from, u32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 #else
 // Each thread copies 16 bytes.
 DEVICE void async_copy16(void* to, const void* from) {

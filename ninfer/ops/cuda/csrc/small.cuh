@@ -283,27 +283,16 @@ DEVICE void walk(const Params& p, const Batches& all, int rank, int lane, int be
         }
 }
 
-// Warp PRODUCER: weights into the ring. Once this is full for the first time, because x is not there yet, the next
-// copies go as far as the L2 cache, so that DRAM does not rest. The kernel behind this one may start with its own ring
-// when nothing remains to be asked for.
+// Warp PRODUCER: weights into the ring.
 DEVICE void produce(const Params& p, Shared& shared, const Batches& all, int rank, int lane) {
     int stage = 0;
     u32 parity = 1;  // the ring is empty at first
 #if __CUDA_ARCH__ >= 900
     const u64 policy = streaming_policy();
 #endif
-    const int copies = (all.end - all.begin) * p.passes * CHUNKS, trigger = max(0, copies - LATE);
-    if (copies == 0) allow_next();
     walk(p, all, rank, lane, 0, [&](int i, Copy copy) {
-        if (i == trigger) allow_next();
         u8* to = shared.ring[stage] + (CHUNKS == 1 ? 0 : lane % WARPS * CHUNK * UB);
 #if __CUDA_ARCH__ >= 900
-        if (i == STAGES && AHEAD > 0)
-            walk(p, all, rank, lane, STAGES, [&](int k, Copy next) {
-                if (k >= STAGES + AHEAD) return false;
-                if (lane < (CHUNKS == 1 ? 1 : WARPS) && next.units) prefetch(next.from, next.units * UB);
-                return true;
-            });
         barrier_wait(&shared.empty[stage], parity);
         if (CHUNKS == 1) {
             if (lane == 0) {
@@ -520,6 +509,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, SM_BLOCKS) small_linear(co
 #endif
     barrier_init_fence();
     __syncthreads();
+    allow_next();
     const Batches all(p);
 #if CLUSTER > 1
     cluster_arrive();
