@@ -49,8 +49,8 @@ PACKINGS: dict[str, Packing] = {
         Packing("Q8G32", Order.STEPPED, 1088, sums=2),
         Packing("Q4G32", Order.STEPPED, 576, sums=2),
         Packing("Q41", Order.STEPPED, 640, sums=2),
-        Packing("Q4K", Order.STEPPED, 640),
-        Packing("Q5K", Order.STEPPED, 768),
+        Packing("Q4K", Order.STEPPED, 640, sums=2),
+        Packing("Q5K", Order.STEPPED, 768, sums=2),
         Packing("Q6K", Order.STEPPED, 864, sums=4),
         Packing("Fp8Tile", Order.OWNED, 1056),
     )

@@ -49,8 +49,8 @@ class Order(IntEnum):
 class Packing:
     """How a format is packed: `kernel` names its decoder in `csrc/`, sizes in bytes and columns.
 
-    `row_scaled`: each row's sum is multiplied by a float32 factor of the row (`Segment.row_scales`). `sums`: of
-    a unit's columns of x, that its small product keeps for a token.
+    `row_scaled`: each row's sum is multiplied by a float32 factor of the row (`Segment.row_scales`). `sums`:
+    what small products keep beside a unit's columns of x, 16 bytes each for two tokens.
     """
 
     kernel: str

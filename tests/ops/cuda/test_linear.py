@@ -208,3 +208,19 @@ def test_a_column_does_not_see_its_neighbours(format: str) -> None:
             assert torch.equal(products.linear(x[:count], w), whole[:count])
     order = torch.randperm(len(x), device=device)
     assert torch.equal(products.linear(x[order], w), whole[order])
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("format", MAKERS)
+def test_what_is_not_finite_stays_in_its_column(format: str) -> None:
+    device = torch.device("cuda")
+    w, _ = random_matrix(format, *LARGE.get(format, (300, 1312)), seed=8)
+    placed(w, device)
+    x = columns_of(8, w.columns, device)
+    clean = products.linear(x, w)
+    x[1, 3], x[4, 5], x[6, 9] = float("inf"), float("nan"), 3e38
+    out = products.linear(x, w)
+    kept = [0, 2, 3, 5, 7]
+    assert torch.equal(out[kept], clean[kept])
+    assert not torch.isfinite(out[4]).any()

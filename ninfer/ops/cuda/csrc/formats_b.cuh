@@ -11,7 +11,7 @@
 
 // What an x of 1 times a code of 1 is: x is multiplied by 2^BASE.
 static const int BASE = 64;
-static const float ONE = 0x1p-69f;
+static constexpr float ONE = 0x1p-69f;
 
 // (a & MASK) | c, in one instruction; of two constants one must be in a register, which compilers do not see.
 template <u32 MASK>
@@ -123,66 +123,54 @@ struct Codes {
     }
 };
 
+// Integer codes of groups of GROUP columns. `unit` gets besides what `prepare` makes of x once a launch, in shared
+// memory: the sums of x of each group, times WEIGHT. PIECES: of 16 bytes, that it takes for two tokens.
 struct Prepared {};
 
-// Integer codes of groups of GROUP columns. `unit` gets besides what `prepare` makes of x once a launch: SUM_FLOATS
-// for 8 tokens in shared memory, the groups' sums times WEIGHT; and a register of the format's own.
 template <int BITS, int GROUP>
 struct Integers : Prepared {
-    static const int UNIT_COLUMNS = 64, ORDER = 1, STEPS = GROUP / 16, GROUPS = 64 / GROUP, SUM_FLOATS = 0;
-    static constexpr float WEIGHT = 0;
+    static const int UNIT_COLUMNS = 64, ORDER = 1, LANES = GROUP / 8, PIECES = 64 / GROUP;
+    static constexpr float FACTOR = 1 / ONE;
 
-    static DEVICE constexpr int raised(int i) { return Codes<BITS>::raised(i); }
-    // The exponent of x of a group beyond BASE.
-    static DEVICE constexpr int extra(int) { return 0; }
-    static DEVICE u32 more(const float (&)[GROUPS], int) { return 0; }
+    // What register i of x is multiplied by: a bf16, twice.
+    static DEVICE u32 power(int i) { return (u32)(127 + BASE - Codes<BITS>::raised(i)) * 0x00800080u; }
+
+    // Where a lane's part begins: the sums of its tokens 2 q, 2 q + 1.
+    template <bool FEW>
+    static DEVICE int place(int lane) {
+        return FEW ? 0 : 16 * PIECES * (lane & 3);
+    }
+
+    // Of token tile nt from there.
+    static DEVICE const u8* tile(const u8* prepared, int nt) { return prepared + 64 * PIECES * nt; }
+
+    // The sum s of a group of a token, by each of its LANES lanes: twice, for rows r and r + 8.
+    template <class Format>
+    static DEVICE void put(u8* to, int token, int v, float s, bool there) {
+        const int g = v / LANES, i = v % LANES;
+        if (there && i < 2) reinterpret_cast<float*>(to + 16 * (PIECES * (token >> 1) + g))[2 * i + (token & 1)] = s * Format::WEIGHT;
+    }
 };
 
-// A group's sums of 8 tokens, for lanes 4 r + q as the sums of a product stand: tokens 2 q, 2 q + 1, twice.
-DEVICE void put_sums(float* to, float sum, int lane) {
-    const int token = lane >> 2, q = lane & 3;
-    if (q < 2) to[4 * (token >> 1) + 2 * q + (token & 1)] = sum;
-}
-
-DEVICE void get_sums(const float* from, int lane, float (&c)[4]) {
-    const float4 v = *reinterpret_cast<const float4*>(from + 4 * (lane & 3));
+DEVICE void get_sums(const u8* from, float (&c)[4]) {
+    const float4 v = *reinterpret_cast<const float4*>(from);
     c[0] = v.x, c[1] = v.y, c[2] = v.z, c[3] = v.w;
-}
-
-// Make x of a unit what `Format::unit` wants, for 8 tokens.
-template <class Format>
-DEVICE void prepare(u32 (&x)[8], float* sums, u32& more, int lane) {
-    float sum[Format::GROUPS];
-#pragma unroll
-    for (int g = 0; g < Format::GROUPS; ++g) {
-        float s = 0;
-#pragma unroll
-        for (int i = 2 * Format::STEPS * g; i < 2 * Format::STEPS * (g + 1); ++i) s += low_bf16(x[i]) + high_bf16(x[i]);
-        s += __shfl_xor_sync(~0u, s, 1);
-        s += __shfl_xor_sync(~0u, s, 2);
-        sum[g] = s;
-        if (Format::SUM_FLOATS) put_sums(sums + 16 * g, s * Format::WEIGHT, lane);
-#pragma unroll
-        for (int i = 2 * Format::STEPS * g; i < 2 * Format::STEPS * (g + 1); ++i)
-            x[i] = mul_bf16x2(x[i], (u32)(127 + BASE + Format::extra(g) - Format::raised(i)) * 0x00800080u);
-    }
-    more = Format::more(sum, lane);
 }
 
 // One FP16 scale for 64 columns: two bytes for row r, two for row r + 8, at 4 r behind the codes.
 template <int BITS>
 struct Grouped64 : Integers<BITS, 64> {
-    static const int UNIT_BYTES = 128 * BITS + 32, SUM_FLOATS = 16;
-    static constexpr float WEIGHT = -(1 << (BITS - 1)) * ONE, FACTOR = 1 / ONE;
+    static const int UNIT_BYTES = 128 * BITS + 32;
+    static constexpr float WEIGHT = -(1 << (BITS - 1)) * ONE;
 
     template <int NT>
-    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4], const float* sums, const u32 (&)[NT]) {
+    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4], const u8* sums) {
         const Codes<BITS> codes(unit, lane);
         const float2 scales = halves(*reinterpret_cast<const u32*>(unit + 128 * BITS + (lane & 28)));
 #pragma unroll
         for (int nt = 0; nt < NT; ++nt) {
             float start[4], part[4];
-            get_sums(sums + 16 * nt, lane, start);
+            get_sums(Grouped64::tile(sums, nt), start);
             codes.times(x[nt], 0, 4, start, part);
             add_scaled(acc[nt], part, scales.x, scales.y);
         }
@@ -196,11 +184,11 @@ typedef Grouped64<6> Q6G64;
 // FP16 scales of 32 columns, two for row r, two for row r + 8.
 template <int BITS>
 struct Grouped32 : Integers<BITS, 32> {
-    static const int UNIT_BYTES = 128 * BITS + 64, SUM_FLOATS = 32;
-    static constexpr float WEIGHT = -(1 << (BITS - 1)) * ONE, FACTOR = 1 / ONE;
+    static const int UNIT_BYTES = 128 * BITS + 64;
+    static constexpr float WEIGHT = -(1 << (BITS - 1)) * ONE;
 
     template <int NT>
-    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4], const float* sums, const u32 (&)[NT]) {
+    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4], const u8* sums) {
         const Codes<BITS> codes(unit, lane);
         const uint2 scales = *reinterpret_cast<const uint2*>(unit + 128 * BITS + 2 * (lane & 28));
         const float2 top = halves(scales.x), bottom = halves(scales.y);
@@ -209,7 +197,7 @@ struct Grouped32 : Integers<BITS, 32> {
 #pragma unroll
             for (int g = 0; g < 2; ++g) {
                 float start[4], part[4];
-                get_sums(sums + 32 * nt + 16 * g, lane, start);
+                get_sums(Grouped32::tile(sums, nt) + 16 * g, start);
                 codes.times(x[nt], 2 * g, 2 * g + 2, start, part);
                 add_scaled(acc[nt], part, g ? top.y : top.x, g ? bottom.y : bottom.x);
             }
@@ -221,11 +209,11 @@ typedef Grouped32<8> Q8G32;
 
 // Two FP16 scales and two FP16 minima for row r, then for row r + 8; minima count times the sum of x.
 struct Q41 : Integers<4, 32> {
-    static const int UNIT_BYTES = 640, SUM_FLOATS = 32;
-    static constexpr float WEIGHT = ONE, FACTOR = 1 / ONE;
+    static const int UNIT_BYTES = 640;
+    static constexpr float WEIGHT = ONE;
 
     template <int NT>
-    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4], const float* sums, const u32 (&)[NT]) {
+    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4], const u8* sums) {
         const Codes<4> codes(unit, lane);
         const Vec4 scales = load_shared16(unit + 512 + 4 * (lane & 28));
         const float2 top = halves(scales.x), bottom = halves(scales.z), top_least = halves(scales.y), bottom_least = halves(scales.w);
@@ -237,7 +225,7 @@ struct Q41 : Integers<4, 32> {
                 float part[4];
                 codes.times(x[nt], 2 * g, 2 * g + 2, none, part);
                 add_scaled(acc[nt], part, g ? top.y : top.x, g ? bottom.y : bottom.x);
-                get_sums(sums + 32 * nt + 16 * g, lane, part);
+                get_sums(tile(sums, nt) + 16 * g, part);
                 add_scaled(acc[nt], part, g ? top_least.y : top_least.x, g ? bottom_least.y : bottom_least.x);
             }
     }
@@ -251,23 +239,30 @@ struct KQuant : Integers<BITS, 32> {
     static const int UNIT_BYTES = 128 * BITS + 128;
     static constexpr float FACTOR = 0x1p80f;
 
-    static DEVICE constexpr int extra(int g) { return g ? 0 : 6; }
+    static DEVICE u32 power(int i) { return Integers<BITS, 32>::power(i) + (i < 4 ? 6 * 0x00800080u : 0); }
 
-    static DEVICE u32 more(const float (&sums)[2], int lane) {
-        float first = sums[0] * 0x1p53f, second = sums[1] * 0x1p51f;
+    template <bool FEW>
+    static DEVICE int place(int lane) {
+        return 16 * ((lane >> 2) % (FEW ? 2 : 8)) + 4 * (lane & 3);
+    }
+
+    // The two sums of a token in three bf16: lane q's B register is part q of both.
+    template <class Format>
+    static DEVICE void put(u8* to, int token, int v, float s, bool there) {
+        const float other = __shfl_xor_sync(~0u, s, 4);
+        float first = s * 0x1p53f, second = other * 0x1p51f;
         u32 part = pack_bf16x2(first, second);
-        const int q = lane & 3;
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            if (i < q) {
+            if (i < v) {
                 first -= low_bf16(part), second -= high_bf16(part);
                 part = pack_bf16x2(first, second);
             }
-        return q == 3 ? 0 : part;
+        if (there && v < 4) reinterpret_cast<u32*>(to + 16 * token)[v] = v < 3 ? part : 0;
     }
 
     template <int NT>
-    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4], const float*, const u32 (&sums)[NT]) {
+    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4], const u8* sums) {
         const Codes<BITS> codes(unit, lane);
         const Vec4 scales = load_shared16(unit + 128 * BITS + 4 * (lane & 28));
         const float2 top = halves(scales.y), bottom = halves(scales.w);
@@ -281,7 +276,7 @@ struct KQuant : Integers<BITS, 32> {
             add_scaled(acc[nt], part, top0, bottom0);
             codes.times(x[nt], 2, 4, none, part);
             add_scaled(acc[nt], part, top1, bottom1);
-            mma_short(part, scales.x & 0x00fc003fu, scales.z & 0x00fc003fu, sums[nt]);
+            mma_short(part, scales.x & 0x00fc003fu, scales.z & 0x00fc003fu, *reinterpret_cast<const u32*>(sums + 128 * nt));
             add_scaled(acc[nt], part, -top.y, -bottom.y);
         }
     }
@@ -298,11 +293,11 @@ typedef KQuant<5> Q5K;
 // Behind the codes the four scales, plus 128, of row r, of row r + 8; behind all rows' scales d (FP16) of both. A
 // scale is a float32 of 1 + n 2^-15.
 struct Q6K : Integers<6, 16> {
-    static const int UNIT_BYTES = 864, SUM_FLOATS = 64;
+    static const int UNIT_BYTES = 864;
     static constexpr float WEIGHT = -32 * ONE, FACTOR = 0x1p84f;
 
     template <int NT>
-    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4], const float* sums, const u32 (&)[NT]) {
+    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4], const u8* sums) {
         const Codes<6> codes(unit, lane);
         const uint2 both = *reinterpret_cast<const uint2*>(unit + 768 + 2 * (lane & 28));
         const float2 d = halves(*reinterpret_cast<const u32*>(unit + 832 + (lane & 28)));
@@ -313,7 +308,7 @@ struct Q6K : Integers<6, 16> {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 float start[4], part[4];
-                get_sums(sums + 64 * nt + 16 * j, lane, start);
+                get_sums(tile(sums, nt) + 16 * j, start);
                 codes.times(x[nt], j, j + 1, start, part);
                 add_scaled(acc[nt], part, top[j], bottom[j]);
             }
@@ -347,26 +342,40 @@ struct Fp8Tile {
     }
 };
 
-// What a kernel calls: of formats that want nothing prepared there is nothing.
-template <class Format, bool = __is_base_of(Prepared, Format)>
+// What a kernel calls: for formats that want nothing prepared there is nothing. BYTES: of shared memory for a unit.
+// FEW: there are two tokens at most.
+template <class Format, int NT, bool FEW, bool = __is_base_of(Prepared, Format)>
 struct Decoder {
-    static const int SUM_FLOATS = 0;
+    static const int BYTES = 0;
     static constexpr float FACTOR = 1;
 
-    template <int NT, int R>
-    static DEVICE void prepare_x(u32 (&)[NT][R], float*, u32 (&)[NT], int) {}
-
-    template <int NT, int R>
-    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][R], float (&acc)[NT][4], const float*, const u32 (&)[NT]) {
+    static DEVICE int place(int) { return 0; }
+    static DEVICE void prepare(Vec4&, u8*, int, int, bool) {}
+    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4], const u8*) {
         Format::template unit<NT>(unit, lane, x, acc);
     }
 };
 
-template <class Format>
-struct Decoder<Format, true> : Format {
-    template <int NT>
-    static DEVICE void prepare_x(u32 (&x)[NT][8], float* sums, u32 (&more)[NT], int lane) {
+template <class Format, int NT, bool FEW>
+struct Decoder<Format, NT, FEW, true> {
+    static const int BYTES = 16 * Format::PIECES * (FEW ? 1 : 4 * NT);
+    static constexpr float FACTOR = Format::FACTOR;
+
+    static DEVICE int place(int lane) { return Format::template place<FEW>(lane); }
+
+    // Columns 8 v .. 8 v + 7 of a unit for a token, by 8 lanes of a warp that all call it; `there` is one for them.
+    static DEVICE void prepare(Vec4& x, u8* to, int token, int v, bool there) {
+        float s = (low_bf16(x.x) + high_bf16(x.x)) + (low_bf16(x.y) + high_bf16(x.y));
+        s += (low_bf16(x.z) + high_bf16(x.z)) + (low_bf16(x.w) + high_bf16(x.w));
 #pragma unroll
-        for (int nt = 0; nt < NT; ++nt) prepare<Format>(x[nt], sums + nt * Format::SUM_FLOATS, more[nt], lane);
+        for (int d = 1; d < Format::LANES; d *= 2) s += __shfl_xor_sync(~0u, s, d);
+        Format::template put<Format>(to, token, v, s, there);
+        const u32 even = Format::power(v & ~1), odd = Format::power(v | 1);
+        x.x = mul_bf16x2(x.x, even), x.z = mul_bf16x2(x.z, even);
+        x.y = mul_bf16x2(x.y, odd), x.w = mul_bf16x2(x.w, odd);
+    }
+
+    static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][8], float (&acc)[NT][4], const u8* prepared) {
+        Format::template unit<NT>(unit, lane, x, acc, prepared);
     }
 };
