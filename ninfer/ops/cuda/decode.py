@@ -61,7 +61,8 @@ def _left_over(data, base, lane, j, h, KERNEL: tl.constexpr):
         return w & 63, (w >> 16) & 63, (w >> 8) & 63, (w >> 24) & 63
     first, second = _word(data, at + 4), _word(data, at + 12)
     u = _word(data, base + 512 + 4 * lane) >> (8 * h)
-    fifth = ((u >> 3) & 0x001C001C) | ((first >> (8 * h + 4)) & 0x00020002) | ((second >> (8 * h + 5)) & 0x00010001)
+    fifth = ((first >> (8 * h + 4)) & 0x00020002) | ((second >> (8 * h + 5)) & 0x00010001)
+    fifth |= (u >> 3) & 0x001C001C
     u = (u & 0x001F001F) | (fifth << 8)
     late = ((v >> 3) & 0x1C1C1C1C) | ((w >> 6) & 0x03030303)
     w = tl.where(j == 0, v, tl.where(j == 1, w, tl.where(j == 2, u, late)))

@@ -261,7 +261,7 @@ def _q8(run: Run, upload: Upload) -> Rows:
 
 
 def _k(run: Run, upload: Upload) -> Rows:
-    """Scales of a unit: a word with a minimum at bit 0, the scales of both sub-blocks at bits 6 and 12, the other
+    """Scales of a unit: a word with a minimum at bit 0, both sub-blocks' scales at bits 6 and 12, the other
     minimum at bit 18; d and dmin."""
     blocks = _blocks(run, upload)
     lead, head = blocks.shape[:2], 48 if run.kernel == "Q5K" else 16

@@ -6,16 +6,17 @@ four steps of two pairs.
 
 - Four bits: a word holds the eight codes of two steps of a half, low codes of pairs at bits 0, 4, 8, 12,
   high ones at bits 16, 20, 24, 28, so that a shift and a mask give a pair in two halves of a register.
-- Five bits: bytes 0, 2 and bytes 1, 3 of a word hold the two codes of a pair in their last bits. Two words have
-  pairs 0 .. 3 of a half, a fifth word pair 4 of row r (bytes 0, 2) and of row r + 8. The three bits that each
-  byte has left hold pairs 6 and 7 (three bits in the first word, two in the second) and pair 5 (three bits
-  in the fifth word; bit 1 and bit 0 at bit 5 of both rows' second words, row r's in bytes 0, 2).
-- Six bits: likewise pairs 0 .. 5 in three words of a half, two bits of pairs 6 and 7 in each.
+- Five bits: bytes 0, 2 and bytes 1, 3 of a word hold the codes of a pair in their last bits. Two words have
+  pairs 0 .. 3 of a half; bytes 0, 2 of a fifth word pair 4 of row r, bytes 1, 3 that of row r + 8. What the
+  bytes have left, three bits each, holds pairs 6 and 7 (three bits in the first word, two in the second) and
+  pair 5 (three in the fifth word; bits 1 and 0 at bit 5 of row r's and of row r + 8's second word, in bytes
+  0, 2 for row r, in bytes 1, 3 for row r + 8).
+- Six bits: likewise pairs 0 .. 5 in three words of a half, and two bits of pairs 6 and 7 in each.
 - Eight bits: a word holds the codes 0, 2, 1, 3 of a step; first all lanes' row r, then all lanes' row r + 8.
 - NVFP4, FP8 and bf16 are described beside their decoders in `csrc/formats_a.cuh`.
 
 Integer codes are stored without a sign (code minus the least one). A unit holds four words of each lane (the
-first two of row r, the first two of row r + 8), then the others, then the scales. Extra memory: about 20 bytes
+first two of row r, the first two of row r + 8), then the others, then scales. Extra memory: about 20 bytes
 for each of the 8 million codes of a chunk.
 """
 
@@ -173,7 +174,8 @@ def _words(rows: Rows, packing: Packing, tiles: int, units: int) -> torch.Tensor
     """uint8 `[tiles, units, unit_bytes]`."""
     lanes = _lanes(rows.codes, packing, tiles, units)
     planes = _PLANES[packing.kernel](lanes)
-    parts = [plane.reshape(tiles, units, -1) for plane in (planes if isinstance(planes, tuple) else (planes,))]
+    planes = planes if isinstance(planes, tuple) else (planes,)
+    parts = [plane.reshape(tiles, units, -1) for plane in planes]
     if packing.kernel == "Nvfp4" and rows.scales is not None:
         groups = rows.scales.view(tiles, 2, 8, units, 4).permute(0, 3, 2, 4, 1)  # t u r q h
         parts.append(groups.reshape(tiles, units, 64))
