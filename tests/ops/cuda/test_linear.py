@@ -224,3 +224,20 @@ def test_what_is_not_finite_stays_in_its_column(format: str) -> None:
     kept = [0, 2, 3, 5, 7]
     assert torch.equal(out[kept], clean[kept])
     assert not torch.isfinite(out[4]).any()
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("format", ["ggml_k", "ggml_q5_k", "q4_g64_fp16", "q8_g32_fp16"])
+def test_a_norm_in_front_of_some_formats(format: str) -> None:
+    device = torch.device("cuda")
+    w, values = random_matrix(format, *LARGE.get(format, (300, 1312)), seed=9)
+    placed(w, device)
+    gain = torch.rand(w.columns, device=device).bfloat16()
+    for count in (1, 2, 3, 9, 20, 64):
+        x = columns_of(count, w.columns, device) * 3
+        out, h = products.norm_linear(x, gain, 1e-6, False, w)
+        wide_x = x.double()
+        normed = wide_x / (wide_x.square().mean(1, keepdim=True) + 1e-6).sqrt() * gain.double()
+        LINEAR.check(h, normed)
+        LINEAR.check(out, normed @ values.double().to(device).T)

@@ -3,7 +3,7 @@
 // A code of up to eight bits is a bf16 as it stands in the last bits: the subnormal number n times 2^-133, which
 // products take exactly. So a mask is all of a decoder, and a shift by 8 for every other register; a code that
 // stands `raised` bits higher counts as much more. Both is made good in x, which `prepare` multiplies by powers of
-// two once a launch (an x of 2^57 or more becomes infinite), and at the end by FACTOR. Sums over a scale group are
+// two once a launch (an x of 2^58 or more becomes infinite), and at the end by FACTOR. Sums over a scale group are
 // multiplied by its scale in float32. What is taken off codes, and minima of groups, count times the sum of x over
 // the group, which `prepare` makes, too.
 #pragma once
