@@ -28,6 +28,7 @@ from ninfer.formats.kv_codec import rotation_factor
 from ninfer.ops.attention import KvPages
 from ninfer.ops.checks import check_heads, side_by_side
 from ninfer.ops.cuda.bf16 import to_bf16, to_f32
+from ninfer.ops.cuda.dependent import allow_next, start, wait_for_previous
 from ninfer.ops.cuda.kv_codes import CODES, put_vector
 from ninfer.ops.cuda.specimens import Specimen
 from ninfer.ops.rope import Rope
@@ -50,10 +51,15 @@ def _sines(turns):
 
 
 @triton.jit
-def _normed(a, b, weight, d, partner, inside, eps, WIDTH: tl.constexpr):
-    """A vector and its partners after the norm, rounded to bf16."""
+def _gains(weight, d, partner, inside):
+    """Of a vector and of its partners."""
     wa = to_f32(tl.load(weight + d, mask=inside, other=0.0)) + 1.0
-    wb = to_f32(tl.load(weight + partner, mask=inside, other=0.0)) + 1.0
+    return wa, to_f32(tl.load(weight + partner, mask=inside, other=0.0)) + 1.0
+
+
+@triton.jit
+def _normed(a, b, wa, wb, eps, WIDTH: tl.constexpr):
+    """A vector and its partners after the norm, rounded to bf16."""
     inverse = 1.0 / tl.sqrt(tl.sum(a * a, axis=0) / WIDTH + eps)
     return to_f32(to_bf16(a * inverse * wa)), to_f32(to_bf16(b * inverse * wb))
 
@@ -67,12 +73,23 @@ def _prepare_kernel(
     PAIRS: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
     K_CODE: tl.constexpr, K_ROTATED: tl.constexpr, V_CODE: tl.constexpr, V_ROTATED: tl.constexpr,
     FACTOR: tl.constexpr, K_BYTES: tl.constexpr, K_EACH: tl.constexpr, V_BYTES: tl.constexpr,
-    V_EACH: tl.constexpr,
+    V_EACH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """`*_BYTES` and `*_EACH` are the entries of a vector in the code and scale planes."""
+    allow_next(EARLY)
     head, t = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, BLOCK)
     inside = d < WIDTH
+    # Dimension d turns with its partner; both are read, so nothing crosses lanes.
+    turning = d < 2 * PAIRS
+    partner = tl.where(d < PAIRS, d + PAIRS, tl.where(turning, d - PAIRS, d))
+    pair = tl.where(d < PAIRS, d, tl.where(turning, d - PAIRS, 0))
+    frequency, axis = tl.load(frequencies + pair), tl.load(axes + pair)
+    if Q_NORM:
+        q_a, q_b = _gains(q_norm, d, partner, inside)
+    if K_NORM:
+        k_a, k_b = _gains(k_norm, d, partner, inside)
+    wait_for_previous(EARLY)
     place = tl.load(cache_positions + t)
     if head < Q_HEADS + K_HEADS:
         is_query = head < Q_HEADS
@@ -80,21 +97,16 @@ def _prepare_kernel(
             source = q + t.to(tl.int64) * q_stride + head * WIDTH
         else:
             source = k + t.to(tl.int64) * k_stride + (head - Q_HEADS) * WIDTH
-        # Dimension d turns with its partner; both are read, so nothing crosses lanes.
-        turning = d < 2 * PAIRS
-        partner = tl.where(d < PAIRS, d + PAIRS, tl.where(turning, d - PAIRS, d))
-        pair = tl.where(d < PAIRS, d, tl.where(turning, d - PAIRS, 0))
         a = to_f32(tl.load(source + d, mask=inside, other=0.0))
         b = to_f32(tl.load(source + partner, mask=inside, other=0.0))
-        frequency = tl.load(frequencies + pair)
-        position = tl.load(positions + t + axis_stride * tl.load(axes + pair))
+        position = tl.load(positions + t + axis_stride * axis)
         sine, cosine = _sines(position.to(tl.int64) * frequency)
         if is_query:
             if Q_NORM:
-                a, b = _normed(a, b, q_norm, d, partner, inside, eps, WIDTH)
+                a, b = _normed(a, b, q_a, q_b, eps, WIDTH)
         else:
             if K_NORM:
-                a, b = _normed(a, b, k_norm, d, partner, inside, eps, WIDTH)
+                a, b = _normed(a, b, k_a, k_b, eps, WIDTH)
         turned = a * cosine + tl.where(d < PAIRS, -b, b) * sine
         y = to_bf16(tl.where(turning, turned, a))
         if is_query:
@@ -140,7 +152,8 @@ def qk_prepare(
     q, k, v = side_by_side(q), side_by_side(k), side_by_side(v)
     out = torch.empty((columns, q_heads, width), dtype=q.dtype, device=q.device)
     frequencies, axes = _turns(rope.rotary_dim, rope.theta, rope.sections, q.device)
-    _prepare_kernel[(q_heads + 2 * k_heads, columns)](
+    start(
+        _prepare_kernel, (q_heads + 2 * k_heads, columns), q.device,
         q, k, v, out, positions, cache_positions, page_table, frequencies, axes,
         q if q_norm is None else q_norm, q if k_norm is None else k_norm,
         pages.k, pages.k if pages.k_scales is None else pages.k_scales,
