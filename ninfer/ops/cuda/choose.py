@@ -38,7 +38,7 @@ from ninfer.ops.cuda.best import (
 from ninfer.ops.cuda.dependent import allow_next, start, wait_for_previous
 from ninfer.ops.cuda.specimens import Specimen
 from ninfer.ops.sampling import CANDIDATES, Draws, mask_words
-from ninfer.ops.sampling_checks import check_clearing, check_counting, check_draws
+from ninfer.ops.sampling_checks import check_clearing, check_counting, check_draws, drawn_into
 
 _BEST = tl.constexpr(CANDIDATES)
 _SORTED = tl.constexpr(32)
@@ -200,11 +200,15 @@ def _clear_kernel(count_rows, counts, size, BLOCK: tl.constexpr, EARLY: tl.const
 
 
 def draw(
-    logits: torch.Tensor, draws: Draws, counts: torch.Tensor, masks: torch.Tensor | None = None
+    logits: torch.Tensor,
+    draws: Draws,
+    counts: torch.Tensor,
+    masks: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     check_draws(logits, draws, counts, masks)
     rows, size = logits.shape
-    out = torch.empty(rows, dtype=torch.int32, device=logits.device)
+    out = drawn_into(out, logits)
     if rows == 0:
         return out
     tiles, many = triton.cdiv(size, TILE), 0 if masks is None else masks.shape[0]
