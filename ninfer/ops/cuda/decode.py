@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ninfer.ops.cuda.dependent import allow_next, start, wait_for_previous
+from ninfer.ops.cuda.dependent import start, wait_for_previous
 from ninfer.ops.cuda.packed import UNIT, Order, Segment
 from ninfer.ops.cuda.specimens import Specimen
 
@@ -195,9 +195,8 @@ def rows_kernel(
     MAPPED: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Row `ids[t]`, brought between 0 and `table` - 1, if it is of this segment."""
-    # In this order: with it a pass of a model begins (see `dependent`).
+    # The next kernel is not let in: with this one a pass of a model begins (see `dependent`).
     wait_for_previous(EARLY)
-    allow_next(EARLY)
     t = tl.program_id(0)
     row = tl.load(ids + t).to(tl.int32)
     row = tl.minimum(tl.maximum(row, 0), table - 1)

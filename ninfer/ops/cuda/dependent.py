@@ -1,13 +1,18 @@
 """Triton kernels that start while the kernel ahead of them in the stream still runs (sm_90 and up).
 
-A kernel started by `start` has a constant `EARLY`, calls `wait_for_previous(EARLY)` in every program before
-it touches anything that other kernels write or read, and `allow_next(EARLY)` where the kernel behind it may
-start. Ahead of the wait it may load constants: weights and tables, which no kernel writes. A program that
-ended without waiting would let the kernel behind believe that all is done.
+A kernel started by `start` has a constant `EARLY` and calls `wait_for_previous(EARLY)` in every program before
+it touches anything that other kernels write or read; ahead of the wait it may load constants: weights and
+tables, which no kernel writes. A program that ended without waiting would let the kernel behind believe that
+all is done.
 
-Where `allow_next` comes first, a kernel may run while one two places ahead of it still does, and no more is
-known before its own wait. Behind a kernel that allows it after its wait (`embedding`, with which a pass of a
-model begins), all that was launched before that one has ended.
+`allow_next(EARLY)` lets the kernel behind start, once all programs have called it. It is not for kernels with
+a product behind them: a product has a block for each multiprocessor, and takes half of one; let in beside
+small programs, two of its blocks may share a multiprocessor while another has none, and those of the products
+that follow take their places.
+
+Where `allow_next` comes before the wait, a kernel may run while one two places ahead of it still does. But a
+pass of a model begins with `embedding`, which lets nobody in: behind it, all that was launched before it has
+ended.
 """
 
 # pyright: reportUnreachable=false

@@ -21,7 +21,7 @@ import triton.language as tl
 from ninfer.errors import OptionError
 from ninfer.ops.checks import check_gate
 from ninfer.ops.cuda.bf16 import to_bf16, to_f32
-from ninfer.ops.cuda.dependent import allow_next, start, wait_for_previous
+from ninfer.ops.cuda.dependent import start, wait_for_previous
 from ninfer.ops.cuda.specimens import Specimen
 
 _WIDEST = 1 << 16
@@ -62,7 +62,6 @@ def _norm_kernel(
 
     Row r of a gate is at `z + r // heads * z_stride + r % heads * WIDTH`.
     """
-    allow_next(EARLY)
     column, further = tl.arange(0, BLOCK), BLOCK + tl.arange(0, REST if REST else BLOCK)
     first = tl.load(weight + column, mask=column < WIDTH, other=0.0)
     if REST:
