@@ -1,9 +1,9 @@
 """Triton kernels that start while the kernel ahead of them in the stream still runs (sm_90 and up).
 
-A kernel started by `start` has a constant `EARLY` and calls `wait_for_previous(EARLY)` in every program before
-it touches anything that other kernels write or read; ahead of the wait it may load constants: weights and
-tables, which no kernel writes. A program that ended without waiting would let the kernel behind believe that
-all is done.
+A kernel started by `start` has a constant `EARLY` and calls `wait_for_previous(EARLY)` in every program
+before it touches anything that other kernels write or read; ahead of the wait it may load constants, weights
+and tables which no kernel writes, and with `settled` what was complete before the kernel ahead began. A
+program that ended without waiting would let the kernel behind believe that all is done.
 
 `allow_next(EARLY)` lets the kernel behind start, once all programs have called it. It is not for kernels with
 a product behind them: a product has a block for each multiprocessor, and takes half of one; let in beside
@@ -12,7 +12,7 @@ that follow take their places.
 
 Where `allow_next` comes before the wait, a kernel may run while one two places ahead of it still does. But a
 pass of a model begins with `embedding`, which lets nobody in: behind it, all that was launched before it has
-ended.
+ended. So positions and page tables, which no kernel of a pass writes, are settled in all of them.
 """
 
 # pyright: reportUnreachable=false
@@ -42,6 +42,12 @@ def allow_next(EARLY: tl.constexpr):
     """The kernel behind may start once all programs are here or have ended."""
     if EARLY:
         cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def settled(pointer):
+    """A number that is read ahead of the wait. Not from the L1 cache, which may remember older ones."""
+    return tl.load(pointer, cache_modifier=".cg")
 
 
 @cache

@@ -3,6 +3,8 @@
 A program is one head of one column: a query head, or a key or value head. Roofline: every element is read and
 written once; at T = 1 the launch and one chain of dependent operations count.
 
+Positions and page tables are read while the kernel ahead may still run: see `dependent`.
+
 Angles are exact fractions of a turn: a position times a 64-bit fixed-point frequency, modulo 2^64, of which
 the upper half is taken. So they are as good at position 2^20 as at 1, without float64.
 
@@ -28,7 +30,7 @@ from ninfer.formats.kv_codec import rotation_factor
 from ninfer.ops.attention import KvPages
 from ninfer.ops.checks import check_heads, side_by_side
 from ninfer.ops.cuda.bf16 import to_bf16, to_f32
-from ninfer.ops.cuda.dependent import allow_next, start, wait_for_previous
+from ninfer.ops.cuda.dependent import allow_next, settled, start, wait_for_previous
 from ninfer.ops.cuda.kv_codes import CODES, put_vector
 from ninfer.ops.cuda.specimens import Specimen
 from ninfer.ops.rope import Rope
@@ -89,8 +91,14 @@ def _prepare_kernel(
         q_a, q_b = _gains(q_norm, d, partner, inside)
     if K_NORM:
         k_a, k_b = _gains(k_norm, d, partner, inside)
+    position = settled(positions + t + axis_stride * axis)
+    place = settled(cache_positions + t)
+    page = 0
+    if place >= 0:
+        page = settled(table + (t // per_request) * table_stride + (place >> 6))
+    vector = (page.to(tl.int64) * 64 + (place & 63)) * K_HEADS
+    sine, cosine = _sines(position.to(tl.int64) * frequency)
     wait_for_previous(EARLY)
-    place = tl.load(cache_positions + t)
     if head < Q_HEADS + K_HEADS:
         is_query = head < Q_HEADS
         if is_query:
@@ -99,8 +107,6 @@ def _prepare_kernel(
             source = k + t.to(tl.int64) * k_stride + (head - Q_HEADS) * WIDTH
         a = to_f32(tl.load(source + d, mask=inside, other=0.0))
         b = to_f32(tl.load(source + partner, mask=inside, other=0.0))
-        position = tl.load(positions + t + axis_stride * axis)
-        sine, cosine = _sines(position.to(tl.int64) * frequency)
         if is_query:
             if Q_NORM:
                 a, b = _normed(a, b, q_a, q_b, eps, WIDTH)
@@ -112,16 +118,14 @@ def _prepare_kernel(
         if is_query:
             tl.store(out + (t.to(tl.int64) * Q_HEADS + head) * WIDTH + d, y, mask=inside)
         elif place >= 0:
-            page = tl.load(table + (t // per_request) * table_stride + (place >> 6))
-            vector = (page.to(tl.int64) * 64 + (place & 63)) * K_HEADS + (head - Q_HEADS)
+            vector += head - Q_HEADS
             put_vector(
                 y, k_codes + vector * K_BYTES, k_scales + vector * K_EACH,
                 K_CODE, K_ROTATED, FACTOR, WIDTH, BLOCK,
             )  # fmt: skip
     elif place >= 0:
         value = head - Q_HEADS - K_HEADS
-        page = tl.load(table + (t // per_request) * table_stride + (place >> 6))
-        vector = (page.to(tl.int64) * 64 + (place & 63)) * K_HEADS + value
+        vector += value
         x = tl.load(v + t.to(tl.int64) * v_stride + value * WIDTH + d, mask=inside, other=0.0)
         put_vector(
             x, v_codes + vector * V_BYTES, v_scales + vector * V_EACH,
