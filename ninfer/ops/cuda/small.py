@@ -81,6 +81,7 @@ class Plan:
     warps: int
     cluster: int
     turns: int
+    least_turns: int
     copy_turns: int
     copies: int
     live: int
@@ -99,6 +100,7 @@ def plan(packing: Packing, slices: int, units: int, tokens: int, norm: int, devi
     tiles = 1 if tokens <= 8 else 2
     live = 1 if tokens <= 2 else 4
     turns = -(-units // slices)
+    least = units // 16 if slices == 16 else max(0, units - 16 * turns) // 16
     choices = [(16, 2)] if tiles == 1 and device.clusters > 1 else []
     for warps, blocks in (*choices, (16, 1), (8, 1)):
         cluster = slices // warps
@@ -114,7 +116,7 @@ def plan(packing: Packing, slices: int, units: int, tokens: int, norm: int, devi
         if room >= _COPIES[0] * size:
             copies = min(_COPIES[1], room // size)
             shared = fixed + _up(copies * size, 128)
-            return Plan(tiles, warps, cluster, turns, copy, copies, live, blocks, norm, shared)
+            return Plan(tiles, warps, cluster, turns, least, copy, copies, live, blocks, norm, shared)
     return None
 
 
@@ -133,6 +135,7 @@ def module(packing: Packing, p: Plan) -> Module:
             "WARPS": p.warps,
             "CLUSTER": p.cluster,
             "TURNS": p.turns,
+            "LEAST_TURNS": p.least_turns,
             "COPY_TURNS": p.copy_turns,
             "RING_COPIES": p.copies,
             "SUM_BUFFERS": _BUFFERS,

@@ -165,7 +165,7 @@ def test_plans(device):
                 for norm in (0, 1, 2):
                     made = plan(packing, slices, units, tokens, norm, device)
                     if made is None:
-                        assert tokens > 2, "a few tokens always fit"
+                        assert tokens > 1, "one token always fits"
                         continue
                     assert made.warps * made.cluster == slices
                     assert made.turns == -(-units // slices)

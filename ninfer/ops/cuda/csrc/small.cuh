@@ -7,8 +7,9 @@
 // ended, since weights depend on nothing; another adds sums and writes results. For one or two tokens two blocks fit
 // a multiprocessor, so that the next kernel's ring fills while this one ends.
 //
-// K is cut into SLICES = CLUSTER x WARPS slices: slice s is units s, s + SLICES, s + 2 SLICES ... A warp keeps its
-// slice of x in shared memory, in the order in which lanes read it, and goes over all tiles of its cluster. The sums
+// K is cut into SLICES = CLUSTER x WARPS slices, which have a unit each in every turn: of 16 slices slice s has unit
+// 16 t + s in turn t; 32 slices are two halves of K, each cut so. A warp keeps its slice of x in shared memory, in
+// the order in which lanes read it, and goes over all tiles of its cluster. The sums
 // of a tile meet in the shared memory of one block of the cluster, in turn, and are always added in the same order:
 // what a column gets depends neither on the other columns nor on how many there are, nor on how slices are divided
 // among the blocks of a cluster.
@@ -16,8 +17,8 @@
 // A norm of x in front of the product: x goes into it times the gains, and the sums are multiplied by 1 / rms, which
 // the warps of a cluster find from their slices meanwhile.
 //
-// Compile with FORMAT (a decoder), TOKEN_TILES (of 8), WARPS, CLUSTER (blocks), TURNS (units of the longest slice),
-// COPY_TURNS (in one copy), RING_COPIES, SUM_BUFFERS, LIVE (lanes of a row's four that have tokens: 1 for up to two
+// Compile with FORMAT (a decoder), TOKEN_TILES (of 8), WARPS, CLUSTER (blocks), TURNS and LEAST_TURNS (units of
+// the longest slice and of the shortest), COPY_TURNS (in one copy), RING_COPIES, SUM_BUFFERS, LIVE (lanes of a row's four that have tokens: 1 for up to two
 // tokens, else 4), SM_BLOCKS (that share a multiprocessor), NORM (of x; 1: gains in bf16, 2: in float32; else 0).
 #pragma once
 #include "barriers.cuh"
@@ -46,6 +47,8 @@ typedef FORMAT Format;
 static const int NT = TOKEN_TILES, STAGES = RING_COPIES, BUFFERS = SUM_BUFFERS, SLICES = CLUSTER * WARPS;
 static const int UB = Format::UNIT_BYTES, PRODUCER = WARPS, ADDER = WARPS + 1, THREADS = 32 * (WARPS + 2);
 static const int COPIES = (TURNS + COPY_TURNS - 1) / COPY_TURNS, PIECE = WARPS * UB;
+static const int HALF = 16 * TURNS;  // units of the first half of K
+static_assert(SLICES % 16 == 0 && 16 % WARPS == 0, "slices are divided so that sums have one order");
 // Vectors of 8 columns of a slice, for each lane; tokens whose vectors a lane loads at a time.
 static const int VECTORS = (TURNS * 8 + 31) / 32, AT_ONCE = LIVE == 1 ? 2 : 4;
 static_assert(Format::UNIT_COLUMNS == 64, "a lane has 16 columns of a unit");
@@ -72,6 +75,13 @@ struct Tiles {
         begin = p.tiles * place / places, end = p.tiles * (place + 1) / places;
     }
 };
+
+// The first unit of a slice, and of how many units.
+DEVICE int unit_of(int slice) { return slice / 16 * HALF + slice % 16; }
+DEVICE int turns_of(const Params& p, int slice) {
+    const int first = unit_of(slice), end = slice < 16 && SLICES > 16 ? min(HALF, p.units) : p.units;
+    return max(0, end - first + 15) / 16;
+}
 
 // Of the sums of the j-th tile that a block of the cluster adds up: which buffer, and the parity of its round.
 DEVICE int buffer_of(int j) { return j % BUFFERS; }
@@ -157,9 +167,10 @@ DEVICE void load_x(const Params& p, Shared& shared, u8* places, int slice, int t
 #endif
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
-        const int n = 32 * i + lane, c = ((n >> 3) * SLICES + slice) * 64 + 8 * (n & 7);
+        const int n = 32 * i + lane, c = (unit_of(slice) + (n >> 3) * 16) * 64 + 8 * (n & 7);
         columns[i] = n < 8 * turns && c < p.columns ? c : -1;
 #if NORM
+        gains[i] = {};
         if (columns[i] >= 0) gains[i].load(p, c);
 #endif
     }
@@ -266,42 +277,48 @@ struct Target {
 
 // Warp PRODUCER: weights into the ring, in the order in which they are used.
 DEVICE void produce(const Params& p, Shared& shared, const Tiles& tiles, int rank, int lane) {
+    const int own = unit_of(rank * WARPS), end = SLICES > 16 && rank * WARPS < 16 ? min(HALF, p.units) : p.units;
     int stage = 0;
     u32 parity = 1;  // the ring is empty at first
 #if __CUDA_ARCH__ >= 900
+    if (lane) return;
     const u64 policy = streaming_policy();
 #endif
-    for (int tile = tiles.begin; tile < tiles.end; ++tile)
-        for (int first = 0; first < TURNS; first += COPY_TURNS) {
-            // A piece is a turn's units of all warps of the block.
-            const u8* row = p.weights + (u64)tile * p.units * UB;
-#if __CUDA_ARCH__ >= 900
-            const int begin = (first + lane) * SLICES + rank * WARPS;
-            const int bytes = lane < COPY_TURNS && first + lane < TURNS ? max(0, min(WARPS, p.units - begin)) * UB : 0;
-            int all = bytes;
+    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+        const u8* row = p.weights + (u64)tile * p.units * UB;
 #pragma unroll
-            for (int d = 16; d; d >>= 1) all += __shfl_xor_sync(~0u, all, d);
+        for (int turn = 0; turn < TURNS; turn += COPY_TURNS) {
+            // The units of a turn stand together, and are the block's if it has all slices of a half.
+            const int begin = own + 16 * turn, turns = min(COPY_TURNS, TURNS - turn);
+            const int pieces = WARPS == 16 ? 1 : turns, width = WARPS == 16 ? 16 * turns : WARPS;
             barrier_wait(&shared.empty[stage], parity);
-            if (lane == 0) barrier_expect(&shared.full[stage], all);
-            __syncwarp();
-            if (bytes) bulk_copy(shared.ring[stage] + lane * PIECE, row + begin * UB, bytes, &shared.full[stage], policy);
+#if __CUDA_ARCH__ >= 900
+            int all = 0;
+#pragma unroll
+            for (int k = 0; k < pieces; ++k) all += max(0, min(width, end - begin - 16 * k)) * UB;
+            barrier_expect(&shared.full[stage], all);
+#pragma unroll
+            for (int k = 0; k < pieces; ++k) {
+                const int bytes = max(0, min(width, end - begin - 16 * k)) * UB;
+                if (bytes)
+                    bulk_copy(shared.ring[stage] + k * PIECE, row + (begin + 16 * k) * UB, bytes, &shared.full[stage], policy);
+            }
 #else
-            barrier_wait(&shared.empty[stage], parity);
-            for (int k = 0; k < COPY_TURNS && first + k < TURNS; ++k) {
-                const int begin = (first + k) * SLICES + rank * WARPS;
-                const int bytes = max(0, min(WARPS, p.units - begin)) * UB;
+            for (int k = 0; k < pieces; ++k) {
+                const int bytes = max(0, min(width, end - begin - 16 * k)) * UB;
                 for (int b = 16 * lane; b < bytes; b += 512)
-                    async_copy16(shared.ring[stage] + k * PIECE + b, row + begin * UB + b);
+                    async_copy16(shared.ring[stage] + k * PIECE + b, row + (begin + 16 * k) * UB + b);
             }
             async_arrive(&shared.full[stage]);
 #endif
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
+    }
 }
 
 // Warps 0 .. WARPS - 1: products.
 DEVICE void multiply(const Params& p, Shared& shared, u8* x_area, const Tiles& tiles, int rank, int warp, int lane) {
-    const int slice = rank * WARPS + warp, turns = (p.units - slice + SLICES - 1) / SLICES;
+    const int slice = rank * WARPS + warp, turns = turns_of(p, slice);
     u8* places = x_area + warp * p.tokens * 128;
     load_x(p, shared, places, slice, turns, rank, lane);
     const u8 *mine[NT], *others[NT];  // the lane's token of each tile; of columns without a token sums go nowhere
@@ -327,7 +344,7 @@ DEVICE void multiply(const Params& p, Shared& shared, u8* x_area, const Tiles& t
 #pragma unroll
             for (int k = 0; k < COPY_TURNS; ++k) {
                 const int turn = c * COPY_TURNS + k;
-                if (turn < TURNS && (turn < TURNS - 1 || turn < turns)) {
+                if (turn < TURNS && (turn < LEAST_TURNS || turn < turns)) {
                     u32 x[NT][8];
 #pragma unroll
                     for (int nt = 0; nt < NT; ++nt) {
