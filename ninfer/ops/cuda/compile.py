@@ -133,15 +133,6 @@ class Module:
         return self._loaded[device]
 
 
-def most_shared(kernel: Any) -> None:
-    """Have a multiprocessor's memory divided for shared memory where this kernel (a `CUfunction` or its
-    address) runs. Kernels that want other divisions cannot run there at the same time, nor start early: all
-    of a round want the same."""
-    driver, _ = _bindings()
-    key = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-    _check(driver.cuFuncSetAttribute(driver.CUfunction(int(kernel)), key, 100), "preparing a kernel")
-
-
 class Function:
     """A loaded kernel."""
 
@@ -152,7 +143,8 @@ class Function:
         # The handle is shared by all sizes of a kernel: a smaller one must not take from a larger one.
         if shared_bytes > self._attribute("CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"):
             self._set("CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", shared_bytes)
-        most_shared(self._handle)
+        if shared_bytes:
+            self._set("CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT", 100)
         self._attributes: dict[tuple[bool, int], list[Any]] = {}
         self._clusters: dict[tuple[int, int], int] = {}
 

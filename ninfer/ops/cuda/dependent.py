@@ -27,8 +27,6 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from ninfer.ops.cuda.compile import most_shared
-
 
 @triton.jit
 def wait_for_previous(EARLY: tl.constexpr):
@@ -56,14 +54,8 @@ def overlaps(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
-_prepare = cache(most_shared)
-"""Once for each loaded kernel."""
-
-
 def start(kernel: Any, grid: tuple[int, ...], device: torch.device, *args: Any, **constants: Any) -> None:
     """Launch a kernel with a constant `EARLY` on `device`, early if it can."""
     early = overlaps(device)
     options = {"launch_pdl": True} if early else {}
-    made = kernel[grid](*args, EARLY=early, **constants, **options)
-    if early:
-        _prepare(made.function)
+    kernel[grid](*args, EARLY=early, **constants, **options)
