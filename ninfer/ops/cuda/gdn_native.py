@@ -3,8 +3,8 @@
 Whether a mixer runs there depends on its geometry and the device alone, so that columns which were
 recorded here are folded here.
 
-Measured at 27B on an H200, 2026-11-30 (python -m bench.ops.gdn step), us a layer: mixer in place 7.1
-(one request, one column), 9.9 (4 columns), 24.7 (8 requests, half of a copy's rate); fold of all layers 1.8,
+Measured at 27B on an H200, 2026-11-30 (python -m bench.ops.gdn step), us a layer: mixer in place 6.8
+(one request, one column), 9.3 (4 columns), 24.7 (8 requests, half of a copy's rate); fold of all layers 1.8,
 14.4 for 8 requests (85 %).
 """
 

@@ -8,8 +8,8 @@ Positions and page tables are read while the kernel ahead may still run: see `de
 Angles are exact fractions of a turn: a position times a 64-bit fixed-point frequency, modulo 2^64, of which
 the upper half is taken. So they are as good at position 2^20 as at 1, without float64.
 
-Reached on an H200 (2026-11-30, 24/4 heads of 256 in a graph): T = 1 in 2.1 (bf16), 2.5 (fp8), 2.8 (int8), 3.2
-(nvfp4) us; T = 4,096 in 107 to 132 us.
+Reached on an H200 (2026-11-30, 24/4 heads of 256 in a graph): T = 1 in 2.0 us (int8; 3.0 without an early
+start); T = 4,096 in 107 to 132 us.
 """
 
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
