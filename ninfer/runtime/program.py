@@ -105,6 +105,7 @@ class Program:
         self._seconds, self._tokens = self._egress["seconds"], self._egress["tokens"][0]
         self._produced = self._egress["produced"][0]
         self._fields, results = self._transfer.fields, self._transfer.results
+        self._drawn = results["tokens"]
         self._logprobs = [results[name] for name in ("logprob", "top_ids", "top_logprobs")]
         self._pool = ops.recording_pool(device)
         self._rounds: dict[tuple[int, int], ops.Recording[torch.Tensor]] = {}
@@ -130,7 +131,7 @@ class Program:
                         self._fold(rows)
                     else:
                         raise ValueError(f"{unit} is not a unit of work")
-            self._seconds[0] = transfer.receive(drawn)
+            self._seconds[0] = transfer.receive()
         if drawn is not None:
             self._accept(rows, columns if unit == _ROUND else 1)
         return self._egress
@@ -220,10 +221,10 @@ class Program:
 
     def _draw(self, logits: torch.Tensor, count: int) -> torch.Tensor:
         """Draw from each row of scores, and say how likely that was where it was asked for."""
-        drawn = ops.draw(logits, self._draws(count), self._counts, self._fields["masks"])
+        masks, drawn = self._fields["masks"], self._drawn[:count]
+        ops.draw(logits, self._draws(count), self._counts, masks, drawn)
         reports = (report[:count] for report in self._logprobs)
         ops.token_logprobs(logits, drawn, self._fields["logprobs"][:count], *reports)
-        self._transfer.keep(drawn)
         return drawn
 
     def _accept(self, rows: int, columns: int) -> None:

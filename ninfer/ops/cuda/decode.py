@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ninfer.ops.cuda.dependent import start, wait_for_previous
 from ninfer.ops.cuda.packed import UNIT, Order, Segment
 from ninfer.ops.cuda.specimens import Specimen
 
@@ -205,9 +206,11 @@ def panel_kernel(
 def rows_kernel(
     ids, lookup, data, factors, out, units, columns, first, rows, table,
     KERNEL: tl.constexpr, UNIT_BYTES: tl.constexpr, STEPPED: tl.constexpr,
-    MAPPED: tl.constexpr, BLOCK: tl.constexpr,
+    MAPPED: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Row `ids[t]`, brought between 0 and `table` - 1, if it is of this segment."""
+    # The next kernel is not let in: with this one a pass of a model begins (see `dependent`).
+    wait_for_previous(EARLY)
     t = tl.program_id(0)
     row = tl.load(ids + t).to(tl.int32)
     row = tl.minimum(tl.maximum(row, 0), table - 1)
@@ -265,12 +268,13 @@ def rows(
     """
     packing = segment.packing
     block = min(_BLOCK, triton.next_power_of_2(triton.cdiv(segment.columns, 4)))
-    rows_kernel[(len(ids), triton.cdiv(segment.columns, 4 * block))](
+    start(
+        rows_kernel, (len(ids), triton.cdiv(segment.columns, 4 * block)), ids.device,
         ids, ids if lookup is None else lookup,
         segment.data, segment.data if factors is None else factors, out,
         segment.units, segment.columns, segment.first, segment.rows, table,
-        packing.kernel, packing.unit_bytes, packing.order == Order.STEPPED, lookup is not None, block,
-        num_warps=max(1, min(4, block // 64)),
+        KERNEL=packing.kernel, UNIT_BYTES=packing.unit_bytes, STEPPED=packing.order == Order.STEPPED,
+        MAPPED=lookup is not None, BLOCK=block, num_warps=max(1, min(4, block // 64)),
     )  # fmt: skip
 
 
