@@ -95,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(
         f"workspace, code and graphs: {took:,.1f} MiB taken ({outside:,.1f} of them outside PyTorch's "
         f"allocator; the {sum(name.startswith('graph') for name, _ in marks)} graphs {graphs:,.1f}); "
-        f"planned {planned:,.1f} (workspace {plan.workspace_bytes / 2**20:,.1f}, graphs and code {plan.graph_bytes / 2**20:,.1f})"
+        f"planned {planned:,.1f} (workspace "
+        f"{plan.workspace_bytes / 2**20:,.1f}, graphs and code {plan.graph_bytes / 2**20:,.1f})"
     )
     return 0 if took <= planned else 1
 
