@@ -146,6 +146,7 @@ class Function:
         if shared_bytes:
             self._set("CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT", 100)
         self._attributes: dict[tuple[bool, int], list[Any]] = {}
+        self._clusters: dict[tuple[int, int], int] = {}
 
     @property
     def registers(self) -> int:
@@ -187,6 +188,21 @@ class Function:
             made.append(attribute)
         self._attributes[pdl, cluster] = made
         return made
+
+    def most_clusters(self, threads: int, cluster: int) -> int:
+        """How many clusters of `cluster` blocks of `threads` the device runs at a time."""
+        known = self._clusters.get((threads, cluster))
+        if known is None:
+            driver, _ = _bindings()
+            config = driver.CUlaunchConfig()
+            config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
+            config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+            config.sharedMemBytes = self.shared_bytes
+            attributes = self._launch_attributes(False, cluster)
+            config.attrs, config.numAttrs = attributes, len(attributes)
+            result = driver.cuOccupancyMaxActiveClusters(self._handle, config)
+            known = self._clusters[threads, cluster] = _check(result, f"asking for clusters of {self.name}")
+        return known
 
     def launch(
         self,

@@ -19,7 +19,7 @@ from ninfer.ops.cuda.compile import Module
 from ninfer.ops.cuda.embedding import Table, table_of
 from ninfer.ops.cuda.norms import rms_norm
 from ninfer.ops.cuda.packed import Packed
-from ninfer.ops.cuda.small import MOST_TOKENS, Mode, Norm, divide, module, plan, small_linear
+from ninfer.ops.cuda.small import AMPERE, MOST_TOKENS, Mode, Norm, module, plan, small_linear
 from ninfer.ops.weights import Matrix, Role, Upload
 
 SMALL = MOST_TOKENS
@@ -30,7 +30,9 @@ def programs() -> Iterator[Module]:
     """A small kernel of each format, as every architecture has it, for those who compile without a GPU."""
     for packing in packer.PACKINGS.values():
         if packing.kernel != "Dense":
-            yield module(packing, plan(packing, divide(packing, 320, 80, 132, cluster=1), 1))
+            made = plan(packing, 16, 80, 1, 0, AMPERE)
+            assert made is not None
+            yield module(packing, made)
 
 
 def place(matrix: Matrix, device: torch.device, role: Role, upload: Upload | None = None) -> None:

@@ -19,15 +19,11 @@ from ninfer.ops.cuda.compile import Module
 from ninfer.ops.cuda.packed import TILE, Packed, Packing, Segment
 
 MOST_TOKENS = 64
-WARPS = 8
-"""That multiply, in a block; two more copy and add."""
-_SHARED_BYTES = 115_712
-"""Of a block, where two share a multiprocessor of Hopper; `_SHARED_BYTES_WHOLE` where it has one alone."""
-_SHARED_BYTES_WHOLE = 231_424
-_ROOM = 48
-"""Registers of a lane for x, where two blocks share a multiprocessor."""
-_ROOM_WHOLE = 104
-_MOST_TOTALS = 8
+_COPY_BYTES = 28_672
+"""Of weights that come at a time, at most."""
+_COPIES = (3, 12)
+"""Fewest and most in flight."""
+_BUFFERS = 2
 
 
 class Mode(IntEnum):
@@ -40,97 +36,110 @@ class Mode(IntEnum):
 
 
 @dataclass(frozen=True)
-class Division:
-    """How a segment is divided: `cluster` blocks share K, their warps have slices of at most `slice_units` of
-    it, one after the other in `passes`.
+class Device:
+    """What matters of a GPU: `shared_bytes` that a block can have, `clusters` of up to so many blocks."""
 
-    `copy_units` of a warp in one copy, `totals` of a block's tiles kept between passes, `blocks` that share a
-    multiprocessor.
+    processors: int
+    shared_bytes: int
+    clusters: int
+
+    @property
+    def half(self) -> int:
+        """Shared memory of a block where two share a multiprocessor; 1 KiB more belongs to the system."""
+        return self.shared_bytes // 2 - 512
+
+
+HOPPER = Device(132, 232_448, 4)
+AMPERE = Device(108, 166_912, 1)
+
+
+@cache
+def device_of(index: int) -> Device:
+    properties = torch.cuda.get_device_properties(index)
+    shared = properties.shared_memory_per_block_optin
+    return Device(properties.multi_processor_count, shared, 4 if properties.major >= 9 else 1)
+
+
+def divide(tiles: int, units: int, device: Device) -> int:
+    """Into how many slices K is cut: what decides in which order a matrix's products are added.
+
+    16 or 32, of warps of one block or of two: two, if that leaves fewer multiprocessors and warps idle.
     """
 
+    def busy(blocks: int) -> float:
+        places, slices = device.processors // blocks, 16 * blocks
+        return tiles / (places * -(-tiles // places)) * units / (slices * -(-units // slices))
+
+    return 32 if device.clusters > 1 and units >= 32 and busy(2) > busy(1) else 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A kernel: its constants (see small.cuh), and the shared memory it takes."""
+
+    token_tiles: int
+    warps: int
     cluster: int
-    passes: int
-    slice_units: int
-    copy_units: int
-    totals: int
+    turns: int
+    least_turns: int
+    copy_turns: int
+    copies: int
+    live: int
     blocks: int
+    norm: int
+    shared_bytes: int
 
-    def registers(self, packing: Packing) -> int:
-        """Of a lane, for x, for each token tile."""
-        return self.slice_units * packing.unit_columns // 8
 
-    def copy_bytes(self, packing: Packing) -> int:
-        """Of the ring, that one copy takes."""
-        return WARPS * self.copy_units * packing.unit_bytes
+@cache
+def plan(packing: Packing, slices: int, units: int, tokens: int, norm: int, device: Device) -> Plan | None:
+    """For up to `tokens` tokens (1, 2, 4, 8 or 16); with a norm: 1 of bf16 gains, 2 of float32. None if a
+    multiprocessor has no room for them.
+
+    Two blocks share a multiprocessor if they can; if x takes too much, more blocks share it.
+    """
+    tiles = 1 if tokens <= 8 else 2
+    live = 1 if tokens <= 2 else 4
+    turns = -(-units // slices)
+    least = units // 16 if slices == 16 else max(0, units - 16 * turns) // 16
+    choices = [(16, 2)] if tiles == 1 and device.clusters > 1 else []
+    for warps, blocks in (*choices, (16, 1), (8, 1)):
+        cluster = slices // warps
+        if cluster > device.clusters:
+            continue
+        fixed = _BUFFERS * tiles * slices * 8 * live * 16 + 512  # sums and barriers
+        fixed += slices * 8 * tiles * 4 if norm else 0
+        fixed += turns * warps * tokens * 128 + 256  # x, and what alignment takes
+        room = (device.half if blocks == 2 else device.shared_bytes) - fixed
+        copy = max(1, min(turns, _COPY_BYTES // (warps * packing.unit_bytes)))
+        copy = -(-turns // -(-turns // copy))  # equal copies
+        size = warps * copy * packing.unit_bytes
+        if room >= _COPIES[0] * size:
+            copies = min(_COPIES[1], room // size)
+            shared = fixed + _up(copies * size, 128)
+            return Plan(tiles, warps, cluster, turns, least, copy, copies, live, blocks, norm, shared)
+    return None
 
 
 def _up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-def divide(packing: Packing, tiles: int, units: int, processors: int, cluster: int = 2) -> Division:
-    """How `[16 tiles, units]` is divided among multiprocessors, with clusters of up to `cluster` blocks."""
-    blocks = 2 if packing.unit_columns == 64 else 1
-    room = (_ROOM if blocks == 2 else _ROOM_WHOLE) * 8 // packing.unit_columns
-    cluster = min(cluster, max(1, units // WARPS))
-    passes = -(-units // (cluster * WARPS * room))
-    length = -(-units // (cluster * WARPS * passes))
-    copy = max(1, min(length, 3584 // packing.unit_bytes))
-    copy = -(-length // -(-length // copy))  # equal copies
-    totals = 0
-    if passes > 1:
-        totals = min(_MOST_TOTALS, -(-tiles // max(1, processors // cluster)))
-        totals = -(-totals // cluster)
-    return Division(cluster, passes, length, copy, totals, blocks)
-
-
-@cache
-def _divided(packing: Packing, tiles: int, units: int, device: int) -> Division:
-    cluster = 2 if torch.cuda.get_device_capability(device)[0] >= 9 else 1
-    return divide(packing, tiles, units, processors_of(device), cluster)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A division with what depends on the number of token tiles and on the norm, but changes no sum."""
-
-    division: Division
-    token_tiles: int
-    norm: int
-    blocks: int
-    buffers: int
-    copies: int
-    shared_bytes: int
-
-
-@cache
-def plan(packing: Packing, division: Division, tiles: int, norm: int = 0) -> Plan:
-    """For `tiles` token tiles of 8 (1 or 2); with a norm: 1 of bf16 gains, 2 of float32."""
-    blocks = division.blocks if tiles == 1 else 1
-    buffers = 2
-    room = _SHARED_BYTES if blocks == 2 else _SHARED_BYTES_WHOLE
-    fixed = (buffers * division.cluster * WARPS + division.totals) * tiles * 512 + 512  # 512: barriers
-    if norm:
-        fixed += WARPS * (division.slice_units * packing.unit_columns * 2 * norm + 32)
-    copies = max(2, min(16, (room - fixed) // division.copy_bytes(packing)))
-    used = _up(copies * division.copy_bytes(packing), 16) + fixed
-    return Plan(division, tiles, norm, blocks, buffers, copies, _up(used, 128))
-
-
 @cache
 def module(packing: Packing, p: Plan) -> Module:
-    """The kernels of a format for a plan."""
+    """The kernel of a format for a plan."""
     return Module(
         "small.cuh",
         {
             "FORMAT": packing.kernel,
             "TOKEN_TILES": p.token_tiles,
-            "SLICE_UNITS": p.division.slice_units,
-            "COPY_UNITS": p.division.copy_units,
+            "WARPS": p.warps,
+            "CLUSTER": p.cluster,
+            "TURNS": p.turns,
+            "LEAST_TURNS": p.least_turns,
+            "COPY_TURNS": p.copy_turns,
             "RING_COPIES": p.copies,
-            "SUM_BUFFERS": p.buffers,
-            "CLUSTER": p.division.cluster,
-            "TOTALS": p.division.totals,
+            "SUM_BUFFERS": _BUFFERS,
+            "LIVE": p.live,
             "SM_BLOCKS": p.blocks,
             "NORM": p.norm,
         },
@@ -145,8 +154,8 @@ class _Params(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("gain", "normed")),
         *((name, ctypes.c_int32) for name in ("tokens", "columns", "rows", "first")),
         ("out_stride", ctypes.c_uint32),
-        *((name, ctypes.c_int32) for name in ("tiles", "units", "passes", "mode", "unit_offset")),
-        ("eps", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("tiles", "units", "mode")),
+        *((name, ctypes.c_float) for name in ("unit_offset", "eps")),
     )
 
 
@@ -159,16 +168,6 @@ class Norm:
     eps: float
     unit_offset: bool
     normed: torch.Tensor | None = None
-
-
-@cache
-def processors_of(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def token_tiles(tokens: int) -> int:
-    """Tiles of 8 tokens that a launch takes: 1 or 2."""
-    return 1 if tokens <= 8 else 2
 
 
 def small_linear(
@@ -198,17 +197,16 @@ def small_linear(
         x = torch.nn.functional.pad(x, (0, -x.shape[1] % 8))
     elif x.data_ptr() % 16:
         x = x.clone()
-    device = x.device.index if x.device.index is not None else torch.cuda.current_device()
+    index = x.device.index if x.device.index is not None else torch.cuda.current_device()
+    device = device_of(index)
     for segment, rows in _wanted(packed, out.shape[1], mode):
-        tiles = -(-rows * (2 if mode == Mode.SWIGLU else 1) // TILE)
-        division = _divided(segment.packing, tiles, segment.units, device)
-        if norm is not None and tokens > 8:
-            x, norm = _normed(x, segment.packing, division, norm), None
-        step = 16 if 2 * division.registers(segment.packing) <= _ROOM_WHOLE else 8
-        for t in range(0, tokens, step):
-            part = slice(t, t + step)
+        begin = 0
+        while begin < tokens:
+            made, count = _next(segment, tokens - begin, _kind(norm), device)
+            part = slice(begin, begin + count)
             added = None if residual is None else residual[part]
-            _launch(x[part], segment, division, tiles, rows, out[part], mode, added, norm)
+            _launch(x[part], segment, made, rows, out[part], mode, added, _part(norm, part), device)
+            begin += count
         if norm is not None and norm.normed is not None:
             norm = replace(norm, normed=None)
     return out
@@ -223,15 +221,22 @@ def _wanted(packed: Packed, columns: int, mode: Mode) -> Iterator[tuple[Segment,
             yield segment, rows
 
 
-def _normed(x: torch.Tensor, packing: Packing, division: Division, norm: Norm) -> torch.Tensor:
-    """The norm by itself, in the same arithmetic as in front of a product."""
-    h = torch.empty_like(x) if norm.normed is None else norm.normed
-    params = _Params(x=x.data_ptr(), tokens=x.shape[0], columns=x.shape[1])
-    _set_norm(params, norm)
-    params.normed = h.data_ptr()
-    function = module(packing, plan(packing, division, 1, _kind(norm))).function("norm_rows", x.device)
-    function.launch((-(-x.shape[0] // 8),), (32 * WARPS,), (params,), pdl=_may_overlap(x.device))
-    return h
+def _next(segment: Segment, tokens: int, norm: int, device: Device) -> tuple[Plan, int]:
+    """The kernel for the next of so many tokens, and how many it takes."""
+    slices = divide(segment.tiles, segment.units, device)
+    for most in (16, 8, 4, 2, 1):
+        if most < 2 * tokens:
+            made = plan(segment.packing, slices, segment.units, most, norm, device)
+            if made is not None:
+                return made, min(most, tokens)
+    raise OptionError(f"rows of {segment.columns} columns are too long for this GPU's shared memory")
+
+
+def _part(norm: Norm | None, part: slice) -> Norm | None:
+    """The norm of some of the rows."""
+    if norm is None or norm.normed is None:
+        return norm
+    return replace(norm, normed=norm.normed[part])
 
 
 def _kind(norm: Norm | None) -> int:
@@ -240,28 +245,18 @@ def _kind(norm: Norm | None) -> int:
     return 2 if norm.gain.dtype == torch.float32 else 1
 
 
-def _set_norm(params: _Params, norm: Norm) -> None:
-    params.gain = norm.gain.data_ptr()
-    params.eps, params.unit_offset = norm.eps, norm.unit_offset
-    if norm.normed is not None:
-        params.normed = norm.normed.data_ptr()
-
-
-def _may_overlap(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device)[0] >= 9
-
-
 def _launch(
     x: torch.Tensor,
     segment: Segment,
-    division: Division,
-    tiles: int,
+    made: Plan,
     rows: int,
     out: torch.Tensor,
     mode: Mode,
     residual: torch.Tensor | None,
     norm: Norm | None,
+    device: Device,
 ) -> None:
+    tiles = -(-rows * (2 if mode == Mode.SWIGLU else 1) // TILE)
     params = _Params(
         weights=segment.data.data_ptr(),
         row_scales=None if segment.row_scales is None else segment.row_scales.data_ptr(),
@@ -276,18 +271,21 @@ def _launch(
         out_stride=out.shape[1],
         tiles=tiles,
         units=segment.units,
-        passes=division.passes,
         mode=mode,
     )
     if norm is not None:
-        _set_norm(params, norm)
-    made = plan(segment.packing, division, token_tiles(x.shape[0]), _kind(norm))
+        params.gain = norm.gain.data_ptr()
+        params.eps, params.unit_offset = norm.eps, float(norm.unit_offset)
+        params.normed = None if norm.normed is None else norm.normed.data_ptr()
     function = module(segment.packing, made).function("small_linear", x.device, made.shared_bytes)
-    clusters = min(processors_of(function.device) // division.cluster, tiles)
+    threads = 32 * (made.warps + 2)
+    places = device.processors // made.cluster
+    if made.cluster > 2:  # not every group of multiprocessors is a multiple of four
+        places = min(places, function.most_clusters(threads, made.cluster))
     function.launch(
-        (clusters * division.cluster,),
-        (32 * (WARPS + 2),),
+        (min(places, tiles) * made.cluster,),
+        (threads,),
         (params,),
-        pdl=_may_overlap(x.device),
-        cluster=division.cluster,
+        pdl=device.clusters > 1,
+        cluster=made.cluster,
     )

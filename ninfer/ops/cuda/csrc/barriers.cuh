@@ -96,6 +96,12 @@ DEVICE void send_remote(u32 address, u32 barrier, float a, float b, float c, flo
         : "memory");
 }
 
+DEVICE void send_remote(u32 address, u32 barrier, float a) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(a),
+                 "r"(barrier)
+                 : "memory");
+}
+
 // What this thread read before is read; it says nothing of its writes.
 DEVICE void arrive_remote(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");

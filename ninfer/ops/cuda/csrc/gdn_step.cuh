@@ -450,7 +450,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_mix(const __
     const int control_head = key_head * GROUP + tid % GROUP;
     const float a_log = p.a_log[control_head], dt_bias = p.dt_bias[control_head];
     prefetch_state(p, request, key_head, rank);
-    let_next_kernel_start();
+    // The kernel behind is not let in: it is a product of as many blocks as there are multiprocessors, two of which
+    // would share one where these blocks leave room, while others had none, and so would all products that follow.
     wait_for_kernels_ahead();
     // What a later wave of blocks will read.
     prefetch_state(p, request + AHEAD, key_head, rank);

@@ -1,20 +1,25 @@
 // Products of 1 to 16 tokens with packed weights: the time is that of reading the weights once.
 //
-// 4,470 GB/s are 34 GB/s for each of 132 SMs: a unit of 16 x 64 NVFP4 weights every 120 cycles of each of the four
-// schedulers, which issue about 80 instructions for it. So products have warps of their own, eight in a block; a
-// ninth copies weights into a ring in shared memory, which runs ahead across tiles and starts before the kernels
-// ahead in the stream have ended, since weights depend on nothing; a tenth adds sums and writes results. Two
-// blocks fit a multiprocessor, so that the next kernel's ring fills while this one ends.
+// 4,470 GB/s are 34 GB/s for each of 132 SMs: a unit of 16 x 64 NVFP4 weights every 135 cycles of each of the four
+// schedulers, which issue about 85 instructions for it, half of them in a pipe that takes one every other cycle. So
+// products have warps of their own, four for a scheduler, which hide each other's latencies; one more copies weights
+// into a ring in shared memory, which runs ahead across tiles and starts before the kernels ahead in the stream have
+// ended, since weights depend on nothing; another adds sums and writes results. For one or two tokens two blocks fit
+// a multiprocessor, so that the next kernel's ring fills while this one ends.
 //
-// K is cut into `passes` x CLUSTER x 8 slices of units. A warp keeps its slice of x in registers, as B fragments, and
-// goes over all tiles of its cluster; then it takes the slice of the next pass. The sums of a tile meet in the shared
-// memory of one block of the cluster, in turn, and are always added in the same order: what a column gets depends
-// neither on the other columns nor on how many there are.
+// K is cut into SLICES = CLUSTER x WARPS slices, which have a unit each in every turn: of 16 slices slice s has unit
+// 16 t + s in turn t; 32 slices are two halves of K, each cut so. A warp keeps its slice of x in shared memory, in
+// the order in which lanes read it, and goes over all tiles of its cluster. The sums
+// of a tile meet in the shared memory of one block of the cluster, in turn, and are always added in the same order:
+// what a column gets depends neither on the other columns nor on how many there are, nor on how slices are divided
+// among the blocks of a cluster.
 //
-// Compile with FORMAT (a decoder), TOKEN_TILES (of 8), SLICE_UNITS (of the longest slice), COPY_UNITS (of a warp in one
-// copy), RING_COPIES, SUM_BUFFERS, CLUSTER (1 or 2 blocks), TOTALS (tiles of a block between passes; 0: there is one
-// pass), SM_BLOCKS (that share a multiprocessor), NORM (of x, TOKEN_TILES being 1; 1: gains in bf16, 2: in float32;
-// else 0).
+// A norm of x in front of the product: x goes into it times the gains, and the sums are multiplied by 1 / rms, which
+// the warps of a cluster find from their slices meanwhile.
+//
+// Compile with FORMAT (a decoder), TOKEN_TILES (of 8), WARPS, CLUSTER (blocks), TURNS and LEAST_TURNS (units of
+// the longest slice and of the shortest), COPY_TURNS (in one copy), RING_COPIES, SUM_BUFFERS, LIVE (lanes of a row's four that have tokens: 1 for up to two
+// tokens, else 4), SM_BLOCKS (that share a multiprocessor), NORM (of x; 1: gains in bf16, 2: in float32; else 0).
 #pragma once
 #include "barriers.cuh"
 #include "formats_b.cuh"
@@ -31,156 +36,190 @@ struct Params {
     int tokens, columns;
     int rows, first;  // of the segment; with SWIGLU of its outputs
     u32 out_stride;
-    int tiles, units, passes, mode, unit_offset;
-    float eps;
+    int tiles, units, mode;
+    float unit_offset, eps;  // added to gains, to mean squares
 };
 
 // RAW: float32 that are not rounded.
 enum Mode { PLAIN = 0, SWIGLU = 1, LOGITS = 2, RAW = 3 };
 
 typedef FORMAT Format;
-static const int NT = TOKEN_TILES, KU = SLICE_UNITS, CHUNK = COPY_UNITS, STAGES = RING_COPIES, BUFFERS = SUM_BUFFERS;
-static const int UC = Format::UNIT_COLUMNS, UB = Format::UNIT_BYTES, XR = UC / 8;
-static const int WARPS = 8, PRODUCER = 8, ADDER = 9, THREADS = 320;
-static const int CHUNKS = (KU + CHUNK - 1) / CHUNK;
-static const int STAGE_BYTES = WARPS * CHUNK * UB;
-
-#if NORM == 1
-typedef u16 Gain;
-#else
-typedef float Gain;
-#endif
+static const int NT = TOKEN_TILES, STAGES = RING_COPIES, BUFFERS = SUM_BUFFERS, SLICES = CLUSTER * WARPS;
+static const int UB = Format::UNIT_BYTES, PRODUCER = WARPS, ADDER = WARPS + 1, THREADS = 32 * (WARPS + 2);
+static const int COPIES = (TURNS + COPY_TURNS - 1) / COPY_TURNS, PIECE = WARPS * UB;
+static const int HALF = 16 * TURNS;  // units of the first half of K
+static_assert(SLICES % 16 == 0 && 16 % WARPS == 0, "slices are divided so that sums have one order");
+// Vectors of 8 columns of a slice, for each lane; tokens whose vectors a lane loads at a time.
+static const int VECTORS = (TURNS * 8 + 31) / 32, AT_ONCE = LIVE == 1 ? 2 : 4;
+static_assert(Format::UNIT_COLUMNS == 64, "a lane has 16 columns of a unit");
 
 struct Shared {
-    alignas(128) u8 ring[STAGES][STAGE_BYTES];
-    alignas(16) float4 sums[BUFFERS][NT][CLUSTER * WARPS][32];
-#if TOTALS
-    float4 totals[TOTALS][NT][32];
-#endif
+    alignas(128) u8 ring[STAGES][COPY_TURNS * PIECE];
+    alignas(16) float4 sums[BUFFERS][NT][SLICES][8 * LIVE];
 #if NORM
-    alignas(16) Gain gains[WARPS][KU * UC];
-    float squares[WARPS][8];
+    float squares[SLICES][8 * NT];  // sums of x^2 over a slice
+    u64 squared;
 #endif
     u64 full[STAGES], empty[STAGES];  // parts of the ring
     u64 summed[BUFFERS];              // all of a tile's sums are here
     u64 freed[CLUSTER][BUFFERS];      // a block of the cluster can take sums again
 };
+// Behind it x, [turn][warp][token][64]: of each token first the first 8 of the 16 columns of each lane, then the others;
+// for odd tokens the other way round, so that two tokens' are in different banks.
 
-// Which units of K a warp or a block has in a pass.
-struct Slice {
-    int begin, units;
-    DEVICE Slice(const Params& p, int first, int count) {
-        const int slices = p.passes * CLUSTER * WARPS;
-        begin = p.units * first / slices;
-        units = p.units * (first + count) / slices - begin;
-    }
-};
-
-// The tiles of a cluster, in batches whose totals fit: for each batch all passes, for each pass all tiles.
-struct Batches {
-    int begin, end, size;
-    DEVICE Batches(const Params& p) {
+// The tiles of a cluster.
+struct Tiles {
+    int begin, end;
+    DEVICE Tiles(const Params& p) {
         const int place = blockIdx.x / CLUSTER, places = gridDim.x / CLUSTER;
         begin = p.tiles * place / places, end = p.tiles * (place + 1) / places;
-        size = TOTALS ? TOTALS * CLUSTER : end - begin;
     }
 };
 
-// x of a unit: the lane's columns of one token, zeros if it is not `there`. Rows are multiples of 8 columns.
-DEVICE void load_x(const Params& p, int token, int unit, int q, bool there, u32 (&r)[XR]) {
-    const u16* row = p.x + (u64)token * p.columns;
-#pragma unroll
-    for (int b = 0; b < UC / 64; ++b) {
-        const int first = unit * UC + 64 * b;
-        if (Format::ORDER == 0) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int c = first + 16 * q + 8 * i;
-                Vec4 v = {0, 0, 0, 0};
-                if (there && c < p.columns) v = *reinterpret_cast<const Vec4*>(row + c);
-                r[8 * b + 4 * i] = v.x, r[8 * b + 4 * i + 1] = v.y, r[8 * b + 4 * i + 2] = v.z, r[8 * b + 4 * i + 3] = v.w;
-            }
-        } else {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int c = first + 16 * j + 4 * q;
-                uint2 v = make_uint2(0, 0);
-                if (there && c < p.columns) v = *reinterpret_cast<const uint2*>(row + c);
-                r[8 * b + 2 * j] = v.x, r[8 * b + 2 * j + 1] = v.y;
-            }
-        }
-    }
+// The first unit of a slice, and of how many units.
+DEVICE int unit_of(int slice) { return slice / 16 * HALF + slice % 16; }
+DEVICE int turns_of(const Params& p, int slice) {
+    const int first = unit_of(slice), end = slice < 16 && SLICES > 16 ? min(HALF, p.units) : p.units;
+    return max(0, end - first + 15) / 16;
 }
 
-
-// 1 / rms of 8 tokens from `token` on, for lane / 4's, by eight warps: a token belongs to four lanes of each.
-DEVICE float factor_of(const Params& p, int token, int warp, int lane, float (&squares)[WARPS][8]) {
-    const bool there = token + lane / 4 < p.tokens;
-    const u16* row = p.x + (u64)(token + lane / 4) * p.columns;
-    float even = 0, odd = 0;
-#pragma unroll 4
-    for (int c = 8 * (4 * warp + lane % 4); c < p.columns; c += 32 * WARPS) {
-        Vec4 v = {0, 0, 0, 0};
-        if (there) v = *reinterpret_cast<const Vec4*>(row + c);
-        const u32 w[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float a = low_bf16(w[i]), b = high_bf16(w[i]);
-            even = fmaf(a, a, even), odd = fmaf(b, b, odd);
-        }
-    }
-    float sum = even + odd;
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    if (lane % 4 == 0) squares[warp][lane / 4] = sum;
-    some_wait(1, 32 * WARPS);
-    float total = 0;
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w) total += squares[w][lane / 4];
-    return rsqrtf(total / p.columns + p.eps);
-}
+// Of the sums of the j-th tile that a block of the cluster adds up: which buffer, and the parity of its round.
+DEVICE int buffer_of(int j) { return j % BUFFERS; }
+DEVICE u32 parity_of(int j) { return j / BUFFERS & 1; }
 
 #if NORM
-// The gains of a warp's slice, which depend on no kernel ahead.
-DEVICE void load_gains(const Params& p, const Slice& slice, int lane, Gain (&gains)[KU * UC]) {
-    __syncwarp();
-    for (int i = lane; i < slice.units * UC; i += 32) {
-        const int c = slice.begin * UC + i;
-        gains[i] = c < p.columns ? ((const Gain*)p.gain)[c] : (Gain)0;
-    }
-    __syncwarp();
-}
-
-// Four gains.
-DEVICE float4 gains_at(const Params& p, const Gain* at) {
+// Eight gains, as they are stored.
+struct Gains {
 #if NORM == 1
-    const uint2 g = *(const uint2*)at;
-    float4 v = make_float4(low_bf16(g.x), high_bf16(g.x), low_bf16(g.y), high_bf16(g.y));
+    Vec4 raw;
+    DEVICE void load(const Params& p, int c) { raw = *reinterpret_cast<const Vec4*>((const u16*)p.gain + c); }
+    DEVICE void pair(int i, float& a, float& b) const {
+        const u32 w = i == 0 ? raw.x : i == 1 ? raw.y : i == 2 ? raw.z : raw.w;
+        a = low_bf16(w), b = high_bf16(w);
+    }
 #else
-    float4 v = *(const float4*)at;
+    float4 raw[2];
+    DEVICE void load(const Params& p, int c) {
+        raw[0] = *reinterpret_cast<const float4*>((const float*)p.gain + c);
+        raw[1] = *reinterpret_cast<const float4*>((const float*)p.gain + c + 4);
+    }
+    DEVICE void pair(int i, float& a, float& b) const {
+        a = i % 2 ? raw[i / 2].z : raw[i / 2].x, b = i % 2 ? raw[i / 2].w : raw[i / 2].y;
+    }
 #endif
-    if (p.unit_offset) v.x += 1, v.y += 1, v.z += 1, v.w += 1;
-    return v;
+    DEVICE u32 times(const Params& p, int i, u32 x, float f) const {
+        float a, b;
+        pair(i, a, b);
+        return pack_bf16x2(low_bf16(x) * f * (a + p.unit_offset), high_bf16(x) * f * (b + p.unit_offset));
+    }
+    // x f gains.
+    DEVICE Vec4 times(const Params& p, Vec4 v, float f) const {
+        return {times(p, 0, v.x, f), times(p, 1, v.y, f), times(p, 2, v.z, f), times(p, 3, v.w, f)};
+    }
+};
+
+DEVICE void add_squares(u32 x, float& even, float& odd) {
+    const float a = low_bf16(x), b = high_bf16(x);
+    even = fmaf(a, a, even), odd = fmaf(b, b, odd);
 }
 
-DEVICE u32 normal(u32 x, float factor, float gain0, float gain1) {
-    return pack_bf16x2(low_bf16(x) * factor * gain0, high_bf16(x) * factor * gain1);
-}
-
-// x of a unit to its norm.
-DEVICE void norm_x(const Params& p, int token, int unit, int q, float factor, const Gain* gains, bool store,
-                   u32 (&x)[XR]) {
+// 1 / rms of a token, once all squares are there.
+DEVICE float factor_of(const Params& p, const Shared& shared, int token) {
+    float sum = 0;
 #pragma unroll
-    for (int i = 0; i < XR; i += 2) {
-        const int c = 64 * (i / 8) + (Format::ORDER == 0 ? 16 * q + 2 * (i % 8) : 16 * (i % 8 / 2) + 4 * q);
-        const float4 g = gains_at(p, gains + c);
-        x[i] = normal(x[i], factor, g.x, g.y);
-        x[i + 1] = normal(x[i + 1], factor, g.z, g.w);
-        if (store && unit * UC + c < p.columns)
-            *(uint2*)(p.normed + (u64)token * p.columns + unit * UC + c) = make_uint2(x[i], x[i + 1]);
+    for (int s = 0; s < SLICES; ++s) sum += shared.squares[s][token];
+    return rsqrtf(sum / p.columns + p.eps);
+}
+
+// This block's share of the normed rows, by one warp.
+DEVICE void store_normed(const Params& p, const Shared& shared, int lane) {
+    const int vectors = p.columns / 8, begin = vectors * blockIdx.x / gridDim.x;
+    const int share = vectors * (blockIdx.x + 1) / gridDim.x - begin;
+    for (int i = lane; i < p.tokens * share; i += 32) {
+        const int token = i / share, c = 8 * (begin + i % share);
+        const u64 at = (u64)token * p.columns + c;
+        Gains gains;
+        gains.load(p, c);
+        const Vec4 v = *reinterpret_cast<const Vec4*>(p.x + at);
+        *reinterpret_cast<Vec4*>(p.normed + at) = gains.times(p, v, factor_of(p, shared, token));
     }
 }
 #endif
+
+// Where a vector of 8 columns of a token belongs: lane q's 16 columns are two vectors. In STEPPED order these are two
+// halves of two vectors of x.
+DEVICE void store_x(u8* token_row, int token, int v, Vec4 x) {
+    const int swap = (token & 1) * 64;
+    if (Format::ORDER == 0) {
+        *reinterpret_cast<Vec4*>(token_row + (((v & 1) * 64 + (v >> 1) * 16) ^ swap)) = x;
+    } else {  // columns 8 v .. 8 v + 3 are step v / 2 of lane 2 (v % 2), the others of the next
+        const int j = v >> 1, q = 2 * (v & 1), at = ((j >> 1) * 64 + q * 16 + (j & 1) * 8) ^ swap;
+        *reinterpret_cast<uint2*>(token_row + at) = make_uint2(x.x, x.y);
+        *reinterpret_cast<uint2*>(token_row + at + 16) = make_uint2(x.z, x.w);
+    }
+}
+
+// A warp's slice of x, times the gains of a norm, into its place; the sums of squares to the adders of the cluster.
+DEVICE void load_x(const Params& p, Shared& shared, u8* places, int slice, int turns, int rank, int lane) {
+    int columns[VECTORS];
+#if NORM
+    Gains gains[VECTORS];
+#endif
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+        const int n = 32 * i + lane, c = (unit_of(slice) + (n >> 3) * 16) * 64 + 8 * (n & 7);
+        columns[i] = n < 8 * turns && c < p.columns ? c : -1;
+#if NORM
+        gains[i] = {};
+        if (columns[i] >= 0) gains[i].load(p, c);
+#endif
+    }
+    wait_for_previous();
+    for (int first = 0; first < p.tokens; first += AT_ONCE) {
+        Vec4 v[AT_ONCE][VECTORS];
+#pragma unroll
+        for (int t = 0; t < AT_ONCE; ++t)
+#pragma unroll
+            for (int i = 0; i < VECTORS; ++i) {
+                v[t][i] = {0, 0, 0, 0};
+                if (columns[i] >= 0 && first + t < p.tokens)
+                    v[t][i] = *reinterpret_cast<const Vec4*>(p.x + (u64)(first + t) * p.columns + columns[i]);
+            }
+#pragma unroll
+        for (int t = 0; t < AT_ONCE; ++t) {
+            const int token = first + t;
+            if (token >= p.tokens) break;
+#if NORM
+            float even = 0, odd = 0;
+#endif
+#pragma unroll
+            for (int i = 0; i < VECTORS; ++i) {
+                const int n = 32 * i + lane;
+#if NORM
+                add_squares(v[t][i].x, even, odd), add_squares(v[t][i].y, even, odd);
+                add_squares(v[t][i].z, even, odd), add_squares(v[t][i].w, even, odd);
+                v[t][i] = gains[i].times(p, v[t][i], 1);
+#endif
+                if (n < 8 * turns) store_x(places + ((n >> 3) * WARPS * p.tokens + token) * 128, token, n & 7, v[t][i]);
+            }
+#if NORM
+            float sum = even + odd;
+#pragma unroll
+            for (int d = 16; d; d >>= 1) sum += __shfl_xor_sync(~0u, sum, d);
+            float* place = &shared.squares[slice][token];
+#if CLUSTER > 1
+            if (lane < CLUSTER) send_remote(remote_address(place, lane), remote_address(&shared.squared, lane), sum);
+#else
+            if (lane == 0) *place = sum;
+#endif
+#endif
+        }
+    }
+    __syncwarp();
+#if NORM && CLUSTER == 1
+    if (lane == 0) barrier_arrive(&shared.squared);
+#endif
+}
 
 // Where a lane's sums of a tile go, and what is added to them; loaded ahead of the sums.
 struct Target {
@@ -209,15 +248,22 @@ struct Target {
         }
     }
 
-    DEVICE void put(const Params& p, int nt, int lane, const float (&s)[4]) {
+    // `factors`: of the lane's two tokens.
+    DEVICE void put(const Params& p, int nt, int lane, const float (&s)[4], const float (&factors)[2]) {
+        float v[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            v[i] = __fmul_rn(s[i], scales[i >> 1]);
+            if (NORM) v[i] = __fmul_rn(v[i], factors[i & 1]);
+        }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int token = 8 * nt + 2 * (lane & 3) + (i & 1), column = columns[i >> 1];
             if (token >= p.tokens || column < 0 || (p.mode == SWIGLU && i > 1)) continue;
             const u64 at = (u64)token * p.out_stride + column;
-            float value = __fmul_rn(s[i], scales[i >> 1]);
+            float value = v[i];
             if (p.mode == SWIGLU)
-                value = __fdividef(value, 1 + __expf(-value)) * __fmul_rn(s[(i + 2) & 3], scales[1]);
+                value = __fdividef(value, 1 + __expf(-value)) * v[(i + 2) & 3];
             else if (p.residual)
                 value = __fadd_rn(value, added[nt][i]);
             const u16 rounded = to_bf16(value);
@@ -230,191 +276,168 @@ struct Target {
 };
 
 // Warp PRODUCER: weights into the ring, in the order in which they are used.
-DEVICE void produce(const Params& p, Shared& shared, const Batches& all, int rank, int lane) {
+DEVICE void produce(const Params& p, Shared& shared, const Tiles& tiles, int rank, int lane) {
+    const int own = unit_of(rank * WARPS), end = SLICES > 16 && rank * WARPS < 16 ? min(HALF, p.units) : p.units;
     int stage = 0;
     u32 parity = 1;  // the ring is empty at first
 #if __CUDA_ARCH__ >= 900
+    if (lane) return;
     const u64 policy = streaming_policy();
 #endif
-    for (int batch = all.begin; batch < all.end; batch += all.size)
-        for (int pass = 0; pass < p.passes; ++pass) {
-            const int first = (pass * CLUSTER + rank) * WARPS;
-            const Slice block(p, first, WARPS), mine(p, first + lane % WARPS, 1);
-            const int last = min(batch + all.size, all.end);
-            for (int tile = batch; tile < last; ++tile) {
-                const u8* row = p.weights + (u64)tile * p.units * UB;
-                for (int c = 0; c < CHUNKS; ++c) {
-                    // All warps' parts stand together if they are whole slices.
-                    const int begin = CHUNKS == 1 ? block.begin : mine.begin + c * CHUNK;
-                    const int units = CHUNKS == 1 ? block.units : max(0, min(CHUNK, mine.units - c * CHUNK));
-                    u8* to = shared.ring[stage] + (CHUNKS == 1 ? 0 : lane % WARPS * CHUNK * UB);
-                    const u8* from = row + begin * UB;
-                    barrier_wait(&shared.empty[stage], parity);
-#if __CUDA_ARCH__ >= 900
-                    if (CHUNKS == 1) {
-                        if (lane == 0) {
-                            barrier_expect(&shared.full[stage], units * UB);
-                            if (units) bulk_copy(to, from, units * UB, &shared.full[stage], policy);
-                        }
-                    } else {
-                        int all_units = lane < WARPS ? units : 0;
+    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+        const u8* row = p.weights + (u64)tile * p.units * UB;
 #pragma unroll
-                        for (int d = 4; d; d >>= 1) all_units += __shfl_xor_sync(~0u, all_units, d);
-                        if (lane == 0) barrier_expect(&shared.full[stage], all_units * UB);
-                        __syncwarp();
-                        if (lane < WARPS && units) bulk_copy(to, from, units * UB, &shared.full[stage], policy);
-                    }
-#else
-                    if (CHUNKS == 1)
-                        for (int i = 16 * lane; i < units * UB; i += 512) async_copy16(to + i, from + i);
-                    else
-                        for (int i = 16 * (lane / WARPS); i < units * UB; i += 64) async_copy16(to + i, from + i);
-                    async_arrive(&shared.full[stage]);
-#endif
-                    if (++stage == STAGES) stage = 0, parity ^= 1;
-                }
+        for (int turn = 0; turn < TURNS; turn += COPY_TURNS) {
+            // The units of a turn stand together, and are the block's if it has all slices of a half.
+            const int begin = own + 16 * turn, turns = min(COPY_TURNS, TURNS - turn);
+            const int pieces = WARPS == 16 ? 1 : turns, width = WARPS == 16 ? 16 * turns : WARPS;
+            barrier_wait(&shared.empty[stage], parity);
+#if __CUDA_ARCH__ >= 900
+            int all = 0;
+#pragma unroll
+            for (int k = 0; k < pieces; ++k) all += max(0, min(width, end - begin - 16 * k)) * UB;
+            barrier_expect(&shared.full[stage], all);
+#pragma unroll
+            for (int k = 0; k < pieces; ++k) {
+                const int bytes = max(0, min(width, end - begin - 16 * k)) * UB;
+                if (bytes)
+                    bulk_copy(shared.ring[stage] + k * PIECE, row + (begin + 16 * k) * UB, bytes, &shared.full[stage], policy);
             }
+#else
+            for (int k = 0; k < pieces; ++k) {
+                const int bytes = max(0, min(width, end - begin - 16 * k)) * UB;
+                for (int b = 16 * lane; b < bytes; b += 512)
+                    async_copy16(shared.ring[stage] + k * PIECE + b, row + (begin + 16 * k) * UB + b);
+            }
+            async_arrive(&shared.full[stage]);
+#endif
+            if (++stage == STAGES) stage = 0, parity ^= 1;
         }
+    }
 }
 
-// A place among buffers that come round.
-struct Turn {
-    int at = 0;
-    u32 parity = 0;
-    DEVICE void next(int places) {
-        if (++at == places) at = 0, parity ^= 1;
+// Warps 0 .. WARPS - 1: products.
+DEVICE void multiply(const Params& p, Shared& shared, u8* x_area, const Tiles& tiles, int rank, int warp, int lane) {
+    const int slice = rank * WARPS + warp, turns = turns_of(p, slice);
+    u8* places = x_area + warp * p.tokens * 128;
+    load_x(p, shared, places, slice, turns, rank, lane);
+    const u8 *mine[NT], *others[NT];  // the lane's token of each tile; of columns without a token sums go nowhere
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt) {
+        const int token = min(8 * nt + (lane >> 2), p.tokens - 1);
+        const int at = 16 * (lane & 3) + (token & 1) * 64;
+        mine[nt] = places + token * 128 + at, others[nt] = places + token * 128 + (at ^ 64);
     }
-};
-
-// Warps 0 .. 7: products.
-DEVICE void multiply(const Params& p, Shared& shared, const Batches& all, int rank, int warp, int lane) {
-    const int q = lane & 3, token = lane >> 2;
-    Turn ring, turns[CLUSTER];
-#if NORM
-    load_gains(p, Slice(p, rank * WARPS + warp, 1), lane, shared.gains[warp]);
-#endif
-    wait_for_previous();
-#if NORM
-    const float factor = factor_of(p, 0, warp, lane, shared.squares);
-#endif
-    for (int batch = all.begin; batch < all.end; batch += all.size)
-        for (int pass = 0; pass < p.passes; ++pass) {
-            const int first = (pass * CLUSTER + rank) * WARPS;
-            const Slice slice(p, first + warp, 1);
-            const int offset = (CHUNKS == 1 ? slice.begin - Slice(p, first, 1).begin : warp * CHUNK) * UB;
-            u32 x[KU][NT][XR];
+    const int turn_bytes = WARPS * p.tokens * 128;
+    int stage = 0, count = 0;
+    u32 parity = 0;
+    for (int tile = tiles.begin; tile < tiles.end; ++tile, ++count) {
+        float acc[2][NT][4];  // of even and odd turns: products of one need not wait for the other
 #pragma unroll
-            for (int u = 0; u < KU; ++u)
+        for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
-                for (int nt = 0; nt < NT; ++nt)
-                    load_x(p, 8 * nt + token, slice.begin + u, q, 8 * nt + token < p.tokens && u < slice.units, x[u][nt]);
-#if NORM
-            if (pass > 0 || batch > all.begin) load_gains(p, slice, lane, shared.gains[warp]);
+            for (int i = 0; i < 4; ++i) acc[0][nt][i] = acc[1][nt][i] = 0;
 #pragma unroll
-            for (int u = 0; u < KU; ++u)
-                if (u < slice.units)
-                    norm_x(p, token, slice.begin + u, q, factor, shared.gains[warp] + u * UC,
-                           p.normed && blockIdx.x < CLUSTER && batch == all.begin && token < p.tokens, x[u][0]);
-#endif
-            const int last = min(batch + all.size, all.end);
-            for (int tile = batch; tile < last; ++tile) {
-                float acc[2][NT][4];  // of even and odd units: products of one need not wait for the other
+        for (int c = 0; c < COPIES; ++c) {
+            barrier_wait(&shared.full[stage], parity);
+            const u8* units = shared.ring[stage] + warp * UB;
 #pragma unroll
-                for (int nt = 0; nt < NT; ++nt)
+            for (int k = 0; k < COPY_TURNS; ++k) {
+                const int turn = c * COPY_TURNS + k;
+                if (turn < TURNS && (turn < LEAST_TURNS || turn < turns)) {
+                    u32 x[NT][8];
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) acc[0][nt][i] = acc[1][nt][i] = 0;
-#pragma unroll
-                for (int c = 0; c < CHUNKS; ++c) {
-                    barrier_wait(&shared.full[ring.at], ring.parity);
-                    const u8* chunk = shared.ring[ring.at] + offset;
-#pragma unroll
-                    for (int k = 0; k < CHUNK; ++k) {
-                        const int u = c * CHUNK + k;
-                        if (u < KU && (u < KU - 1 || u < slice.units))
-                            Format::unit<NT>(chunk + k * UB, lane, x[u], acc[u & 1]);
+                    for (int nt = 0; nt < NT; ++nt) {
+                        const Vec4 v = load_shared16(mine[nt] + turn * turn_bytes);
+                        const Vec4 w = load_shared16(others[nt] + turn * turn_bytes);
+                        x[nt][0] = v.x, x[nt][1] = v.y, x[nt][2] = v.z, x[nt][3] = v.w;
+                        x[nt][4] = w.x, x[nt][5] = w.y, x[nt][6] = w.z, x[nt][7] = w.w;
                     }
-                    __syncwarp();
-                    if (lane == 0) barrier_arrive(&shared.empty[ring.at]);
-                    ring.next(STAGES);
+                    Format::unit<NT>(units + k * PIECE, lane, x, acc[turn & 1]);
                 }
-                const int owner = CLUSTER == 1 ? 0 : (tile - batch) % CLUSTER;
-                Turn turn = turns[0];
+            }
+            __syncwarp();
+            if (lane == 0) barrier_arrive(&shared.empty[stage]);
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
+        const int owner = count % CLUSTER, j = count / CLUSTER, buffer = buffer_of(j), live = (lane >> 2) * LIVE + (lane & 3);
+        barrier_wait(&shared.freed[owner][buffer], parity_of(j) ^ 1);
 #if CLUSTER > 1
-                if (owner) turn = turns[1];
-                barrier_wait(&shared.freed[owner][turn.at], turn.parity ^ 1);
-                const u32 summed = remote_address(&shared.summed[turn.at], owner);
-                const u32 sums = remote_address(&shared.sums[turn.at][0][rank * WARPS + warp][lane], owner);
-#pragma unroll
-                for (int nt = 0; nt < NT; ++nt)
-                    send_remote(sums + nt * (CLUSTER * WARPS * 512), summed, acc[0][nt][0] + acc[1][nt][0],
-                                 acc[0][nt][1] + acc[1][nt][1], acc[0][nt][2] + acc[1][nt][2],
-                                 acc[0][nt][3] + acc[1][nt][3]);
-#else
-                barrier_wait(&shared.freed[0][turn.at], turn.parity ^ 1);
-#pragma unroll
-                for (int nt = 0; nt < NT; ++nt)
-                    shared.sums[turn.at][nt][warp][lane] =
-                        make_float4(acc[0][nt][0] + acc[1][nt][0], acc[0][nt][1] + acc[1][nt][1],
-                                    acc[0][nt][2] + acc[1][nt][2], acc[0][nt][3] + acc[1][nt][3]);
-                __syncwarp();
-                if (lane == 0) barrier_arrive(&shared.summed[turn.at]);
+        const u32 summed = remote_address(&shared.summed[buffer], owner);
+        const u32 sums = remote_address(&shared.sums[buffer][0][slice][live], owner);
 #endif
-                turn.next(BUFFERS);
-                if (CLUSTER == 1 || owner == 0) turns[0] = turn;
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt) {
+            const float4 v = make_float4(acc[0][nt][0] + acc[1][nt][0], acc[0][nt][1] + acc[1][nt][1],
+                                         acc[0][nt][2] + acc[1][nt][2], acc[0][nt][3] + acc[1][nt][3]);
+            if ((lane & 3) < LIVE) {
 #if CLUSTER > 1
-                else turns[1] = turn;
+                send_remote(sums + nt * (SLICES * 8 * LIVE * 16), summed, v.x, v.y, v.z, v.w);
+#else
+                shared.sums[buffer][nt][slice][live] = v;
 #endif
             }
         }
+#if CLUSTER == 1
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&shared.summed[buffer]);
+#endif
+    }
 }
 
 // Warp ADDER: the sums of the block's tiles, and what becomes of them.
-DEVICE void add(const Params& p, Shared& shared, const Batches& all, int rank, int lane) {
-    Turn turn;
+DEVICE void add(const Params& p, Shared& shared, const Tiles& tiles, int rank, int lane) {
+    float factors[NT][2] = {};
+#if NORM && CLUSTER > 1
+    if (lane == 0) barrier_expect(&shared.squared, SLICES * p.tokens * 4);
+#endif
     wait_for_previous();
-    for (int batch = all.begin; batch < all.end; batch += all.size)
-        for (int pass = 0; pass < p.passes; ++pass) {
-            const int last = min(batch + all.size, all.end);
-            for (int tile = batch + rank; tile < last; tile += CLUSTER) {
-                Target target(p, tile, lane);
+#if NORM
+    bool known = false;
+    const auto find_factors = [&] {
+        known = true;
+        barrier_wait(&shared.squared, 0);
+#pragma unroll
+        for (int i = 0; i < 2 * NT; ++i)
+            factors[i / 2][i % 2] = factor_of(p, shared, 8 * (i / 2) + 2 * (lane % 4) + i % 2);
+        if (p.normed) store_normed(p, shared, lane);
+    };
+#endif
+    int j = 0;
+    for (int tile = tiles.begin + rank; tile < tiles.end; tile += CLUSTER, ++j) {
+        const int buffer = buffer_of(j), live = (lane >> 2) * LIVE + (lane & 3) % LIVE;
+        Target target(p, tile, lane);
 #if CLUSTER > 1
-                if (lane == 0) barrier_expect(&shared.summed[turn.at], CLUSTER * WARPS * NT * 512);
+        if (lane == 0) barrier_expect(&shared.summed[buffer], SLICES * NT * 8 * LIVE * 16);
 #endif
-                barrier_wait(&shared.summed[turn.at], turn.parity);
-                float s[NT][4];
+        barrier_wait(&shared.summed[buffer], parity_of(j));
+        float s[NT][4];
 #pragma unroll
-                for (int nt = 0; nt < NT; ++nt) {
-                    s[nt][0] = s[nt][1] = s[nt][2] = s[nt][3] = 0;
+        for (int nt = 0; nt < NT; ++nt) {
+            s[nt][0] = s[nt][1] = s[nt][2] = s[nt][3] = 0;
 #pragma unroll
-                    for (int w = 0; w < CLUSTER * WARPS; ++w) {
-                        const float4 v = shared.sums[turn.at][nt][w][lane];
-                        s[nt][0] += v.x, s[nt][1] += v.y, s[nt][2] += v.z, s[nt][3] += v.w;
-                    }
-                }
-                __syncwarp();
-                if (lane < CLUSTER) {
-#if CLUSTER > 1
-                    arrive_remote(remote_address(&shared.freed[rank][turn.at], lane));
-#else
-                    barrier_arrive(&shared.freed[0][turn.at]);
-#endif
-                }
-                turn.next(BUFFERS);
-#pragma unroll
-                for (int nt = 0; nt < NT; ++nt) {
-#if TOTALS
-                    float4& total = shared.totals[(tile - batch) / CLUSTER][nt][lane];
-                    if (pass > 0)
-                        s[nt][0] += total.x, s[nt][1] += total.y, s[nt][2] += total.z, s[nt][3] += total.w;
-                    if (pass < p.passes - 1) {
-                        total = make_float4(s[nt][0], s[nt][1], s[nt][2], s[nt][3]);
-                        continue;
-                    }
-#endif
-                    target.put(p, nt, lane, s[nt]);
-                }
+            for (int w = 0; w < SLICES; ++w) {
+                const float4 v = shared.sums[buffer][nt][w][live];
+                s[nt][0] += v.x, s[nt][1] += v.y, s[nt][2] += v.z, s[nt][3] += v.w;
             }
         }
+        __syncwarp();
+        if (lane < CLUSTER) {
+#if CLUSTER > 1
+            arrive_remote(remote_address(&shared.freed[rank][buffer], lane));
+#else
+            barrier_arrive(&shared.freed[0][buffer]);
+#endif
+        }
+#if NORM
+        if (!known) find_factors();
+#endif
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt) target.put(p, nt, lane, s[nt], factors[nt]);
+    }
+#if NORM
+    if (!known) find_factors();  // a block without tiles is sent squares, too, and stores its share
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, SM_BLOCKS) small_linear(const __grid_constant__ Params p) {
@@ -438,17 +461,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, SM_BLOCKS) small_linear(co
         barrier_init(&shared.summed[threadIdx.x], CLUSTER > 1 ? 1 : WARPS);
         for (int r = 0; r < CLUSTER; ++r) barrier_init(&shared.freed[r][threadIdx.x], 1);
     }
+#if NORM
+    if (threadIdx.x == 0) barrier_init(&shared.squared, CLUSTER > 1 ? 1 : WARPS);
+#endif
     barrier_init_fence();
     __syncthreads();
     allow_next();
-    const Batches all(p);
+    const Tiles tiles(p);
 #if CLUSTER > 1
     cluster_arrive();
     if (warp != PRODUCER) cluster_wait();
 #endif
-    if (warp < WARPS) multiply(p, shared, all, rank, warp, lane);
-    else if (warp == PRODUCER) produce(p, shared, all, rank, lane);
-    else add(p, shared, all, rank, lane);
+    if (warp < WARPS) multiply(p, shared, memory + (sizeof(Shared) + 127) / 128 * 128, tiles, rank, warp, lane);
+    else if (warp == PRODUCER) produce(p, shared, tiles, rank, lane);
+    else add(p, shared, tiles, rank, lane);
 #if CLUSTER > 1
     // Nobody leaves while others may still write to its memory.
     __syncwarp();
@@ -458,21 +484,3 @@ extern "C" __global__ void __launch_bounds__(THREADS, SM_BLOCKS) small_linear(co
 #endif
     if (warp == PRODUCER) wait_for_previous();
 }
-
-#if NORM
-// The norm alone, for more than 8 tokens, in the same arithmetic: a block for 8 tokens.
-extern "C" __global__ void __launch_bounds__(32 * WARPS) norm_rows(const __grid_constant__ Params p) {
-    __shared__ float squares[WARPS][8];
-    allow_next();
-    wait_for_previous();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = 8 * blockIdx.x + lane / 4;
-    const float factor = factor_of(p, 8 * blockIdx.x, warp, lane, squares);
-    if (token >= p.tokens) return;
-    for (int c = 4 * (4 * warp + lane % 4); c < p.columns; c += 16 * WARPS) {
-        const u64 at = (u64)token * p.columns + c;
-        const uint2 x = *(const uint2*)(p.x + at);
-        const float4 g = gains_at(p, (const Gain*)p.gain + c);
-        *(uint2*)(p.normed + at) = make_uint2(normal(x.x, factor, g.x, g.y), normal(x.y, factor, g.z, g.w));
-    }
-}
-#endif
