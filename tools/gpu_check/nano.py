@@ -4,9 +4,13 @@
     python -m tools.gpu_check.nano tasks [--kv bf16,int8] [--weights shipped,quasar] [--workers 6]
 
 Profiles other than the shipped one are made of `models/ninfer-nano.ninfer` if they aren't in the folder
-`--profiles` yet. Every profile is a process of its own. What the CPU said is in `nano_cpu.json` beside this
+`--profiles` yet; `--workers` combinations run at a time. What the CPU said is in `nano_cpu.json` beside this
 file; `--device cpu --update` measures it anew. The exit code is 0 if all perplexities are within 0.1 % of the
 CPU's and no combination's tasks differ (McNemar, p < 0.05), 1 if not.
+
+Where an artifact allows it, a GPU multiplies FP8 weights with FP8 codes of many columns, which the CPU does
+not. `--columns bf16` forbids that; `--columns fp8 --device cpu` does the same on the CPU, and what it says is
+what a GPU is held against.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
@@ -26,6 +31,10 @@ from typing import Any
 CPU = Path(__file__).parent / "nano_cpu.json"
 ROOT = Path(__file__).parents[2]
 WEIGHTS = ("shipped", "bf16", "nvfp4-official", "quasar", "groupwise-int", "q4_k_m")
+WITH_FP8 = ("nvfp4-official", "quasar")
+"""Profiles with weights that take FP8 columns."""
+_FEW = 64
+"""So few columns are never turned into codes."""
 KV = ("bf16", "int8", "fp8", "k8v4", "nvfp4")
 CONTEXT, STRIDE = 4096, 2048
 PER_TASK = 12
@@ -35,8 +44,41 @@ TOLERANCE = 1e-3
 SIGNIFICANT = 0.05
 
 
-def perplexities(model: str, kv: Sequence[str], device: str, threads: int | None) -> dict[str, Any]:
+@cache
+def plain_columns() -> None:
+    """From here on no product of this process takes FP8 columns."""
+    from ninfer.models import binding
+    from ninfer.ops import ActivationPolicy
+
+    binding._POLICIES = dict.fromkeys(binding._POLICIES, ActivationPolicy.A16)
+
+
+@cache
+def coded_columns() -> None:
+    """From here on products on the CPU with many columns take them as a GPU's FP8 products do."""
+    import torch
+
+    from ninfer.ops import ActivationPolicy, Matrix, cpu
+
+    def coded(x: torch.Tensor, w: Matrix) -> torch.Tensor:
+        formats = {span.parent.format for span in w.spans}
+        if len(x) <= _FEW or w.policy < ActivationPolicy.A8 or formats != {"fp8_e4m3fn_row_bf16"}:
+            return x
+        scales = x.float().abs().amax(1, keepdim=True) / 448
+        codes = torch.where(scales > 0, x.float() / scales, 0.0).to(torch.float8_e4m3fn)
+        return (codes.float() * scales).to(x.dtype)
+
+    linear, swiglu, logits = cpu.linear, cpu.linear_swiglu, cpu.logits
+    cpu.linear = lambda x, w, residual: linear(coded(x, w), w, residual)
+    cpu.linear_swiglu = lambda x, w: swiglu(coded(x, w), w)
+    cpu.logits = lambda x, w, rows: logits(coded(x, w), w, rows)
+
+
+def perplexities(
+    model: str, kv: Sequence[str], device: str, threads: int | None, columns: str
+) -> dict[str, Any]:
     """By KV format and domain: scored tokens and the sum of their -log p."""
+    _choose(columns, device)
     from ninfer.api import Scorer, ScorerOptions
     from ninfer.api.corpus import read_manifest
     from ninfer.api.perplexity import score_stream, total, window_plan
@@ -58,8 +100,16 @@ def perplexities(model: str, kv: Sequence[str], device: str, threads: int | None
     return found
 
 
-def tasks(model: str, kv: Sequence[str], device: str, threads: int | None) -> dict[str, Any]:
+def _choose(columns: str, device: str) -> None:
+    if columns == "bf16":
+        plain_columns()
+    elif columns == "fp8" and device == "cpu":
+        coded_columns()
+
+
+def tasks(model: str, kv: Sequence[str], device: str, threads: int | None, columns: str) -> dict[str, Any]:
     """By KV format and task: "1" for each instance that passed, else "0"."""
+    _choose(columns, device)
     from dataclasses import replace
 
     from bench.tasks.run import Outcome, engine_options, run_groups, subject
@@ -80,7 +130,7 @@ def tasks(model: str, kv: Sequence[str], device: str, threads: int | None) -> di
     return found
 
 
-KINDS: dict[str, Callable[[str, Sequence[str], str, int | None], dict[str, Any]]] = {
+KINDS: dict[str, Callable[[str, Sequence[str], str, int | None, str], dict[str, Any]]] = {
     "perplexity": perplexities,
     "tasks": tasks,
 }
@@ -135,6 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--weights", default=",".join(WEIGHTS), help="profiles, with commas")
     parser.add_argument("--kv", default=",".join(KV), help="KV formats, with commas")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--columns", choices=("bf16", "fp8"), help="as which FP8 weights take columns")
     parser.add_argument("--threads", type=int, help="CPU threads of each process")
     parser.add_argument("--workers", type=int, default=1, help="profiles at a time")
     parser.add_argument(
@@ -143,13 +194,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--update", action="store_true", help="keep what is found as the CPU's")
     options = parser.parse_args(argv)
     weights, kv = options.weights.split(","), options.kv.split(",")
+    columns = options.columns or ("bf16" if options.device == "cpu" else "fp8")
     found = models(weights, options.profiles)
     cpu = json.loads(CPU.read_text(encoding="utf-8")) if CPU.is_file() else {}
     right, begin = True, perf_counter()
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
         run = KINDS[options.kind]
         waiting = {
-            pool.submit(run, str(found[name]), [one], options.device, options.threads): (name, one)
+            pool.submit(run, str(found[name]), [one], options.device, options.threads, columns): (name, one)
             for one in kv
             for name in weights
         }
@@ -162,13 +214,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{label} FAILED: {type(error).__name__}: {error}", flush=True)
                 right = False
                 continue
-            reference = cpu.get(options.kind, {}).get(name, {}).get(one)
+            of_kind = cpu.setdefault(f"{options.kind}{' with fp8 columns' * (columns == 'fp8')}", {})
+            reference = of_kind.get(name, {}).get(one)
+            if reference is None and (options.kind == "tasks" or name not in WITH_FP8):
+                reference = cpu.get(options.kind, {}).get(name, {}).get(one)
             line, holds = compared(options.kind, mine, reference)
             right = right and holds
             after = perf_counter() - begin
             print(f"{label} {line}{'' if holds else '  DIFFERS'}  [{after:.0f} s]", flush=True)
             if options.update:
-                cpu.setdefault(options.kind, {}).setdefault(name, {})[one] = mine
+                of_kind.setdefault(name, {})[one] = mine
                 CPU.write_text(json.dumps(cpu, indent=1) + "\n", encoding="utf-8")
     print(f"{options.kind}: {'all as on the CPU' if right else 'NOT as on the CPU'}", flush=True)
     return 0 if right else 1

@@ -22,8 +22,8 @@ FORMATS = [
     "nvfp4", "fp8_e4m3fn_row_bf16", "fp8_e4m3fn_block128_bf16", "ggml_k", "ggml_q5_k", "ggml_q8_0",
     "ggml_q4_1", "q4_g64_fp16", "q5_g64_fp16", "q6_g64_fp16", "q8_g32_fp16", "bf16",
 ]  # fmt: skip
-COLUMNS = (1, 2, 5, 8, 9, 16, 33, 64, 65, 200, 1024)
-SAMPLES = 5
+COLUMNS = (1, 4, 8, 9, 33, 64, 65, 1024)
+SAMPLES = 3
 """Runs of 128 rows that are compared."""
 
 pytestmark = [

@@ -1,9 +1,9 @@
 """Every kernel in CUDA C++ once on tiny inputs, checked: a program for compute-sanitizer.
 
-    compute-sanitizer --tool racecheck python -m tests.ops.cuda.tiny [small] [attention] [recurrence]
+    compute-sanitizer --tool racecheck python -m tests.ops.cuda.tiny [small] [attention] [recurrence] ...
 
 Instrumented kernels are slow, so that shapes are as small as they can be while every format, both numbers of
-token tiles, clusters of two blocks, sums over several passes, norms in front and records occur.
+token tiles, clusters of two blocks, norms in front and records occur.
 """
 
 from __future__ import annotations
@@ -26,37 +26,54 @@ from tests.ops.weights import random_weight
 products = importlib.import_module("ninfer.ops.cuda.linear")
 DEVICE = torch.device("cuda")
 EPS = 1e-6
-WIDE = {"nvfp4": (256, 1152), "fp8_e4m3fn_row_bf16": (72, 1100), "bf16": (72, 1100), "ggml_k": (40, 2304)}
-"""Enough columns for clusters, and more rows than tiles of sixteen."""
 SHAPES = {
     **dict.fromkeys(("q4_g64_fp16", "q5_g64_fp16", "q6_g64_fp16", "q8_g32_fp16"), (40, 299)),
     **dict.fromkeys(("ggml_q4_1", "ggml_q4_0"), (40, 224)),
     "ggml_q5_k": (40, 768),
+    "ggml_k": (40, 768),
     "fp8_e4m3fn_block128_bf16": (256, 384),
-    **WIDE,
+    "fp8_e4m3fn_row_bf16": (72, 1096),
+    "bf16": (72, 1096),
+    "nvfp4": (256, 1152),
 }
+FEW = {**SHAPES, "fp8_e4m3fn_row_bf16": (4000, 200), "nvfp4": (4096, 192)}
+"""More tiles than there are blocks, so that buffers are used again."""
+CLUSTERS = {"nvfp4": (256, 2304), "fp8_e4m3fn_row_bf16": (72, 2304), "ggml_k": (40, 2304)}
+"""Columns for two blocks' warps."""
+
+
+def products_of(format: str, rows: int, columns: int, *, norm: bool) -> None:
+    encoded, values = random_weight(format, rows, columns)
+    values = values.double().to(DEVICE)
+    plain, gated = Matrix.of(encoded), Matrix.of(encoded)
+    products.place(plain, DEVICE, Role.LINEAR)
+    products.place(gated, DEVICE, Role.SWIGLU)
+    gain = torch.randn(columns, device=DEVICE).bfloat16()
+    for count in (1, 9):
+        x = torch.randn(count, columns, device=DEVICE).bfloat16()
+        residual = torch.randn(count, rows, device=DEVICE).bfloat16()
+        exact = x.double() @ values.T
+        LINEAR.check(products.linear(x, plain, residual), exact + residual.double())
+        if norm:
+            out, h = products.norm_linear(x, gain, EPS, True, plain)
+            LINEAR.check(out, h.double() @ values.T)
+            gate, up = ((x / 8).double() @ values.T).chunk(2, 1)
+            both = gate * torch.sigmoid(gate) * up
+            LINEAR.check(products.linear_swiglu(x / 8, gated), both)
 
 
 def small() -> None:
-    """`small.cuh`: plain with a residual, behind a norm, with SwiGLU."""
-    for format, (rows, columns) in SHAPES.items():
-        encoded, values = random_weight(format, rows, columns)
-        values = values.double().to(DEVICE)
-        plain, gated = Matrix.of(encoded), Matrix.of(encoded)
-        products.place(plain, DEVICE, Role.LINEAR)
-        products.place(gated, DEVICE, Role.SWIGLU)
-        gain = torch.randn(columns, device=DEVICE).bfloat16()
-        for count in (1, 9):
-            x = torch.randn(count, columns, device=DEVICE).bfloat16()
-            residual = torch.randn(count, rows, device=DEVICE).bfloat16()
-            exact = x.double() @ values.T
-            LINEAR.check(products.linear(x, plain, residual), exact + residual.double())
-            if format in WIDE:
-                out, h = products.norm_linear(x, gain, EPS, True, plain)
-                LINEAR.check(out, h.double() @ values.T)
-                gate, up = ((x / 8).double() @ values.T).chunk(2, 1)
-                both = gate * torch.sigmoid(gate) * up
-                LINEAR.check(products.linear_swiglu(x / 8, gated), both)
+    """`small.cuh`: plain with a residual; some formats behind a norm, with SwiGLU, with many tiles."""
+    for format, shape in SHAPES.items():
+        products_of(format, *shape, norm=format in CLUSTERS)
+        if FEW[format] != shape:
+            products_of(format, *FEW[format], norm=True)
+
+
+def clusters() -> None:
+    """`small.cuh` in clusters of two blocks."""
+    for format, shape in CLUSTERS.items():
+        products_of(format, *shape, norm=True)
 
 
 def attention() -> None:
@@ -91,7 +108,8 @@ def recurrence() -> None:
 
 def main(names: list[str]) -> None:
     torch.manual_seed(0)
-    for name, part in (("small", small), ("attention", attention), ("recurrence", recurrence)):
+    for part in (small, attention, recurrence, clusters):
+        name = part.__name__
         if not names or name in names:
             part()
             torch.cuda.synchronize()
