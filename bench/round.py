@@ -1,12 +1,12 @@
 """Where a decode round goes: every kernel of its graph, how long it takes, and what lies between kernels.
 
-    python -m bench.round synthetic:27b/quasar [--kv-dtype int8] [--depth 0] [--rows 1] [--rounds 30] [--in-order]
+    python -m bench.round synthetic:27b/quasar [--kv-dtype int8] [--depth 0] [--rows 1] [--in-order]
 
-The model's Program runs rounds over a cache of zeros, without an engine; their time (median) is the device's own,
-copies of the records included. Then some rounds run under PyTorch's profiler, which slows kernels down a little:
-compare its numbers with each other, not with the median. A kernel that starts before its predecessor has ended
-(programmatic dependent launch) waits inside its own time, so `start to start` says what a kernel costs the round.
-`--in-order` prints one round kernel by kernel.
+The model's Program runs rounds over a cache of zeros, without an engine; their time (median) is the device's
+own, copies of the records included. Then some rounds run under PyTorch's profiler, which slows kernels down a
+little: compare its numbers with each other, not with the median. A kernel that starts before its predecessor
+has ended (programmatic dependent launch) waits inside its own time, so `to next` says what it costs the
+round. `--in-order` prints one round kernel by kernel.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerActivity, profile
 
 from ninfer.api.loading import load_model, opened
@@ -75,7 +76,7 @@ def kernels(program: Program, rounds: int = 3) -> list[list[Kernel]]:
     events = sorted(
         (event.time_range.start, event.time_range.end, event.name)
         for event in profiler.events() or ()
-        if event.device_type == torch.autograd.DeviceType.CUDA
+        if event.device_type == DeviceType.CUDA
     )
     each = len(events) // rounds
     for i in range(rounds):
@@ -99,9 +100,8 @@ def summary(found: Sequence[Sequence[Kernel]]) -> str:
         each = [sum(t[i] for t in times) / len(found) for i in range(3)]
         totals = [a + b for a, b in zip(totals, each, strict=True)]
         short = re.sub(r"^void |<.*|\(.*", "", name)[:60]
-        lines.append(
-            f"{short:<60} {number:>7.0f} {each[0] / number:>8.2f} {each[0]:>8.1f} {each[1]:>8.1f} {each[2]:>7.1f}"
-        )
+        cells = f"{each[0] / number:>8.2f} {each[0]:>8.1f} {each[1]:>8.1f} {each[2]:>7.1f}"
+        lines.append(f"{short:<60} {number:>7.0f} {cells}")
     number = sum(map(len, found)) / len(found)
     lines.append(f"{'all':<60} {number:>7.0f} {'':>8} {totals[0]:>8.1f} {totals[1]:>8.1f} {totals[2]:>7.1f}")
     return "\n".join(lines)
@@ -125,7 +125,10 @@ def main(argv: list[str] | None = None) -> int:
     fill(program, options.rows, options.depth)
     seconds(program, 5)
     median = statistics.median(seconds(program, options.rounds))
-    print(f"{options.model}, {options.rows} requests at {options.depth:,}: {median * 1e3:.3f} ms a round", flush=True)
+    print(
+        f"{options.model}, {options.rows} requests at {options.depth:,}: {median * 1e3:.3f} ms a round",
+        flush=True,
+    )
     found = kernels(program)
     print(summary(found))
     if options.in_order:

@@ -1,6 +1,6 @@
 """Small products on the GPU: microseconds, GB/s, and the share of the read ceiling measured in the same run.
 
-    python -m bench.ops.linear [--tokens 1,4,8] [--formats nvfp4,fp8,bf16] [--chain] [--variants] [--warm]
+    python -m bench.ops.linear [--tokens 1,4,8] [--formats nvfp4,fp8,bf16] [--chain] [--warm]
 
 Weights are random bytes, in copies that together exceed the L2 cache; a graph of launches is replayed, and
 medians count.
@@ -21,7 +21,7 @@ import torch
 from ninfer.ops.cuda import small
 from ninfer.ops.cuda.compile import Module, architecture, compile_source
 from ninfer.ops.cuda.packed import Order, Packed, Packing, Segment
-from ninfer.ops.cuda.small import Division, Mode, Norm, Plan, small_linear
+from ninfer.ops.cuda.small import Mode, Norm, small_linear
 
 PACKINGS = {
     "nvfp4": Packing("Nvfp4", Order.OWNED, 576, row_scaled=True),
@@ -151,48 +151,22 @@ def layer_chain(packing: Packing, tokens: int, fused: bool, layers: int = 4) -> 
     return timed(run, layers)
 
 
-def variants(packing: Packing, case: Case) -> list[Division]:
-    """Divisions worth comparing."""
-    units, tiles, found = case.columns // packing.unit_columns, case.rows // 16, []
-    for cluster, blocks in ((2, 2), (1, 2), (2, 1)):
-        own = small.divide(packing, tiles, units, 132, cluster)
-        for copy in (own.slice_units, 3, 1) if cluster == 2 and blocks == 2 else (own.copy_units,):
-            found.append(replace(own, copy_units=min(copy, own.slice_units), blocks=blocks))
-        if own.passes > 1:
-            length = -(-units // (cluster * small.WARPS * (own.passes + 1)))
-            found.append(replace(own, passes=own.passes + 1, slice_units=length, copy_units=length))
-    return list(dict.fromkeys(found))
-
-
-def _use(division: Division | None) -> None:
-    """Have all products use this division, or their own."""
-    own = small.__dict__.setdefault("_own", small._divided)
-    small._divided = (lambda *_: division) if division else own  # pyright: ignore
-
-
-def _plans(formats: Sequence[str], tokens: Sequence[int], with_variants: bool) -> list[tuple[Packing, Plan]]:
-    made = []
-    for name in formats:
-        packing = PACKINGS[name]
-        for case in (*LAYER, HEAD):
-            divisions = [small.divide(packing, case.rows // 16, case.columns // packing.unit_columns, 132)]
-            if with_variants and case != HEAD:
-                divisions += variants(packing, case)
-            for division in divisions:
-                made += [(packing, small.plan(packing, division, small.token_tiles(t))) for t in tokens]
-            if case in (ATTENTION_IN, GATE_UP):
-                made.append((packing, small.plan(packing, divisions[0], 1, 1)))
-    return list(dict.fromkeys(made))
+def kernels(packing: Packing, case: Case, tokens: Sequence[int]) -> list[dict[str, int | str]]:
+    """Constants of the kernels that these products take."""
+    device, units = small.device_of(0), case.columns // packing.unit_columns
+    slices = small.divide(case.rows // 16, units, device)
+    norms = (0, 1) if case in (ATTENTION_IN, GATE_UP) else (0,)
+    made = [small.plan(packing, slices, units, t, norm, device) for t in tokens for norm in norms]
+    return [small.module(packing, plan).defines for plan in made if plan is not None]
 
 
 def _compile(job: tuple[dict, str]) -> None:
     compile_source("small.cuh", *job)
 
 
-def warm(formats: Sequence[str], tokens: Sequence[int], with_variants: bool) -> None:
-    """Compile everything, in parallel."""
-    arch = architecture(0)
-    jobs = [(small.module(*p).defines, arch) for p in _plans(formats, tokens, with_variants)]
+def compile_all(found: Sequence[dict[str, int | str]]) -> None:
+    """Compile kernels in parallel."""
+    jobs = [(defines, architecture(0)) for i, defines in enumerate(found) if defines not in found[:i]]
     with ProcessPoolExecutor(10, mp_context=get_context("spawn")) as pool:
         list(pool.map(_compile, jobs))
     print(f"{len(jobs)} kernels compiled")
@@ -205,13 +179,13 @@ def main() -> None:
     parser.add_argument("--chain", action="store_true")
     parser.add_argument("--head", action="store_true")
     parser.add_argument("--norm", action="store_true")
-    parser.add_argument("--variants", action="store_true")
     parser.add_argument("--warm", action="store_true", help="only compile")
     options = parser.parse_args()
     tokens = [int(t) for t in options.tokens.split(",")]
     formats = options.formats.split(",")
     if options.warm:
-        warm(formats, tokens, options.variants)
+        cases = (*LAYER, HEAD)
+        compile_all([d for name in formats for case in cases for d in kernels(PACKINGS[name], case, tokens)])
         return
     peak = ceiling()
     print(f"read ceiling {peak:.0f} GB/s")
@@ -226,27 +200,13 @@ def main() -> None:
         for case in [*cases, *((HEAD,) if options.head and name == "fp8" else ())]:
             copies = rotated(packing, case)
             size = copies[0].bytes
-            own = small.divide(packing, case.rows // 16, case.columns // packing.unit_columns, 132)
             report(name, case.name, size, [measure(packing, case, t, copies) for t in tokens])
-            if options.variants and case != HEAD:
-                print(f"    own {own}")
-                for division in variants(packing, case):
-                    _use(division)
-                    try:
-                        us = measure(packing, case, tokens[0], copies)
-                        text = "  " + " ".join(str(v) for v in vars(division).values())
-                        report(name, text, size, [us])
-                    finally:
-                        _use(None)
             del copies
         if options.chain:
             total = sum(weights(packing, case).bytes for case in LAYER)
             for fused in (False, True):
                 what = "layer" + (" with norms" if fused else "")
                 report(name, what, total, [layer_chain(packing, t, fused) for t in tokens])
-            overlap, small._may_overlap = small._may_overlap, lambda device: False
-            report(name, "layer without overlap", total, [layer_chain(packing, t, False) for t in tokens])
-            small._may_overlap = overlap
 
 
 if __name__ == "__main__":

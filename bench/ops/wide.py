@@ -1,6 +1,6 @@
 """Products of many columns on the GPU, decoding by itself, and small products of the integer formats.
 
-    python -m bench.ops.wide [--small] [--variants] [--decode] [--wide] [--limits] [--gemm] [--warm]
+    python -m bench.ops.wide [--small] [--decode] [--wide] [--limits] [--gemm] [--warm]
 
 Weights are random bytes in copies beyond the L2 cache; graphs of launches are replayed, medians count.
 """
@@ -13,14 +13,11 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import torch
 
-from bench.ops.linear import Case, _compile, _use, measure, rotated, timed, variants
-from ninfer.ops.cuda import decode, small, wide
-from ninfer.ops.cuda.compile import architecture
+from bench.ops.linear import Case, compile_all, kernels, measure, rotated, timed
+from ninfer.ops.cuda import decode, wide
 from ninfer.ops.cuda.pack import PACKINGS
 from ninfer.ops.cuda.packed import Packed, Packing, Segment
 from ninfer.ops.cuda.small import Mode
@@ -40,7 +37,7 @@ def segment(packing: Packing, rows: int, columns: int) -> Segment:
     return Segment(packing, "random", 0, rows, columns, data, scales)
 
 
-def small_products(names: list[str], tokens: list[int], with_variants: bool) -> None:
+def small_products(names: list[str], tokens: list[int]) -> None:
     """Microseconds and GB/s of weights on the small route."""
     for name, case in itertools.product(names, CASES):
         packing = PACKINGS[name]
@@ -51,16 +48,6 @@ def small_products(names: list[str], tokens: list[int], with_variants: bool) -> 
             f"T{n} {t:6.1f}us {size / t / 1000:5.0f}" for n, t in zip(tokens, times, strict=True)
         )
         print(f"{name:6} {case.name:24} {size / 1e6:6.1f}MB {cells}", flush=True)
-        if with_variants and tokens[0] <= 8:
-            for division in variants(packing, case):
-                _use(division)
-                try:
-                    us = measure(packing, case, tokens[0], copies)
-                    print(f"    {division} {us:6.1f}us {size / us / 1000:5.0f}", flush=True)
-                except Exception as error:
-                    print(f"    {division} {str(error)[:80]}", flush=True)
-                finally:
-                    _use(None)
 
 
 def decoding(names: list[str]) -> None:
@@ -148,35 +135,19 @@ def products() -> None:
         print(f"{line} quantize {us:.1f}us", flush=True)
 
 
-def warm(names: list[str], tokens: list[int], with_variants: bool) -> None:
-    """Compile what small products need, in parallel."""
-    defines = []
-    for name, case in itertools.product(names, CASES):
-        packing = PACKINGS[name]
-        divisions = [small.divide(packing, case.rows // 16, -(-case.columns // packing.unit_columns), 132)]
-        for division in [*divisions, *(variants(packing, case) if with_variants else ())]:
-            for tiles in {small.token_tiles(t) for t in tokens}:
-                made = small.module(packing, small.plan(packing, division, tiles)).defines
-                if made not in defines:
-                    defines.append(made)
-    with ProcessPoolExecutor(8, mp_context=get_context("spawn")) as pool:
-        list(pool.map(_compile, [(made, architecture(0)) for made in defines]))
-    print(f"{len(defines)} kernels compiled")
-
-
 def main() -> None:
     """Parse options, print tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", default="1,4,8,16,32,64")
     parser.add_argument("--columns", default="65,128,256,512,1024,4096")
     parser.add_argument("--formats", default="Q4K,Q6K,Q4G64,Q8G32")
-    for name in ("small", "variants", "decode", "wide", "limits", "gemm", "warm"):
+    for name in ("small", "decode", "wide", "limits", "gemm", "warm"):
         parser.add_argument(f"--{name}", action="store_true")
     options = parser.parse_args()
     tokens, columns = ([int(t) for t in text.split(",")] for text in (options.tokens, options.columns))
     names = options.formats.split(",")
     if options.warm:
-        warm(names, tokens, options.variants)
+        compile_all([d for name in names for case in CASES for d in kernels(PACKINGS[name], case, tokens)])
     if options.decode:
         decoding(names)
     if options.gemm:
@@ -184,7 +155,7 @@ def main() -> None:
     if options.wide:
         wide_products([n for n in names if n in ("Nvfp4", "Q4K", "Fp8Row")], columns, options.limits)
     if options.small:
-        small_products(names, tokens, options.variants)
+        small_products(names, tokens)
 
 
 if __name__ == "__main__":
