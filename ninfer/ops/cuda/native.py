@@ -177,37 +177,6 @@ def _grouped(run: Run, upload: Upload) -> Rows:
     return Rows(codes, scales.view(run.rows, -1, 2 * 64 // found.group))
 
 
-def _nvfp4(run: Run, upload: Upload) -> Rows:
-    columns, start = run.parent.shape[1], block_scale_offsets(*run.parent.shape)[0]
-    packed = _bytes(run, upload, run.begin * columns // 2, run.rows * columns // 2)
-    low, high = run.begin // _PARENT_TILE, -(-run.end // _PARENT_TILE)
-    size = _PARENT_TILE * columns // 16
-    tiles = upload(run.parent.data[start + low * size : start + high * size])
-    natural = (
-        tiles.view(high - low, columns // 64, 32, 4, 4).permute(0, 3, 2, 1, 4).reshape(-1, columns // 64, 4)
-    )
-    at = run.begin - low * _PARENT_TILE
-    scales = natural[at : at + run.rows]
-    codes = bits.unpack_nibbles(packed).view(torch.uint8)
-    zero = (scales & 0x7F == 0).reshape(run.rows, -1, 1)
-    codes = codes.view(run.rows, -1, 16) ^ (scales >> 4 & 8).reshape(run.rows, -1, 1)
-    codes = codes.masked_fill_(zero, 0).view(run.rows, columns)
-    factor = NVFP4_EXCESS * float(1 / torch.tensor(divisor(run.parent)))
-    return Rows(codes, _normal_scales(scales), torch.full((run.rows,), factor, device=upload.device))
-
-
-def _normal_scales(scales: torch.Tensor) -> torch.Tensor:
-    """E4M3 `2^E (1 + M / 8)`, subnormal or not, as the byte `8 (E + 22) + M`, without its sign, which goes to
-    the codes."""
-    words = (scales & 0x7F).to(torch.int16)
-    exponent, mantissa = words >> 3, words & 7
-    # A subnormal one moves up until its leading bit is where that of others is.
-    small = torch.where(
-        mantissa > 3, 16 + 2 * (mantissa - 4), torch.where(mantissa > 1, 8 + 4 * (mantissa - 2), 0)
-    )
-    return torch.where(exponent > 0, words + 120, 104 + small).to(torch.uint8)
-
-
 def _fp8_row(run: Run, upload: Upload) -> Rows:
     columns, start = run.parent.shape[1], scale_offset(*run.parent.shape)
     codes = _bytes(run, upload, run.begin * columns, run.rows * columns)
@@ -304,7 +273,6 @@ _FETCH: dict[str, Callable[[Run, Upload], Rows]] = {
     "Q5G64": _grouped,
     "Q6G64": _grouped,
     "Q8G32": _q8,
-    "Nvfp4": _nvfp4,
     "Fp8Row": _fp8_row,
     "Fp8Tile": _fp8_tile,
     "Q4G32": _q4_0,

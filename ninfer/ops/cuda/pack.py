@@ -13,7 +13,8 @@ four steps of two pairs.
   0, 2 for row r, in bytes 1, 3 for row r + 8).
 - Six bits: likewise pairs 0 .. 5 in three words of a half, and two bits of pairs 6 and 7 in each.
 - Eight bits: a word holds the codes 0, 2, 1, 3 of a step; first all lanes' row r, then all lanes' row r + 8.
-- NVFP4, FP8 and bf16 are described beside their decoders in `csrc/formats_a.cuh`.
+- FP8 and bf16 are described beside their decoders in `csrc/formats_a.cuh`; NVFP4 goes another way, by
+  `pack_nvfp4.py`.
 
 Integer codes are stored without a sign (code minus the least one). A unit holds four words of each lane (the
 first two of row r, the first two of row r + 8), then the others, then scales. Extra memory: about 20 bytes
@@ -30,7 +31,8 @@ import torch.nn.functional as F
 
 from ninfer.artifact.layouts import decode_rows
 from ninfer.ops.cuda.native import Rows, Run, divisor, fetch, runs_of
-from ninfer.ops.cuda.packed import FP8_BYTES, NIBBLES, TILE, Order, Packed, Packing, Segment
+from ninfer.ops.cuda.pack_nvfp4 import pack_rows
+from ninfer.ops.cuda.packed import FP8_BYTES, TILE, Order, Packed, Packing, Segment
 from ninfer.ops.cuda.upload import Copy
 from ninfer.ops.weights import Matrix, Role, Upload
 
@@ -110,6 +112,9 @@ def _segment(runs: Sequence[Run], columns: int, upload: Upload, interleaved: boo
         return Segment(
             packing, names, first, count, columns, data.view(torch.uint8).reshape(-1), None, row_map
         )
+    if packing.kernel == "Nvfp4":
+        data, factors = pack_rows(runs, columns, upload, interleaved)
+        return Segment(packing, names, first, count, columns, data, factors, row_map)
     height, halves = (TILE // 2, 2) if interleaved else (TILE, 1)
     length = count // halves
     tiles, units = -(-length // height), -(-columns // packing.unit_columns)
@@ -176,10 +181,7 @@ def _words(rows: Rows, packing: Packing, tiles: int, units: int) -> torch.Tensor
     planes = _PLANES[packing.kernel](lanes)
     planes = planes if isinstance(planes, tuple) else (planes,)
     parts = [plane.reshape(tiles, units, -1) for plane in planes]
-    if packing.kernel == "Nvfp4" and rows.scales is not None:
-        groups = rows.scales.view(tiles, 2, 8, units, 4).permute(0, 3, 2, 4, 1)  # t u r q h
-        parts.append(groups.reshape(tiles, units, 64))
-    elif rows.scales is not None:
+    if rows.scales is not None:
         parts.append(_scale_plane(rows.scales, packing, tiles, units))
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
@@ -241,16 +243,6 @@ def _byte_plane(lanes: torch.Tensor) -> torch.Tensor:
     return lanes.unflatten(6, (2, 2)).permute(0, 1, 4, 2, 3, 5, 7, 6).contiguous()  # from t u r q h j pp e
 
 
-def _e2m1_plane(lanes: torch.Tensor) -> torch.Tensor:
-    """NVFP4: where `NIBBLES` says, in each half of a word the even or the odd columns of two steps."""
-    pairs = lanes.unflatten(5, (2, 2)).flatten(6).unflatten(6, (4, 2))  # t u r q h jp pair e
-    pairs = pairs.to(torch.int32).unbind(6)
-    halves = torch.zeros_like(pairs[0])
-    for codes, (magnitude, sign) in zip(pairs, NIBBLES, strict=True):
-        halves |= ((codes & 7) << magnitude) | ((codes >> 3) << sign)
-    return halves.to(torch.int16).view(torch.uint8)
-
-
 def _fp8_plane(lanes: torch.Tensor) -> torch.Tensor:
     """A step's columns in the order of `FP8_BYTES`; all lanes' row r, then all lanes' row r + 8."""
     split = lanes.permute(0, 1, 4, 2, 3, 5, 6)  # from t u r q h j c
@@ -264,7 +256,6 @@ def _word_plane(lanes: torch.Tensor) -> torch.Tensor:
 
 
 _PLANES: dict[str, Callable[[torch.Tensor], torch.Tensor | tuple[torch.Tensor, ...]]] = {
-    "Nvfp4": _e2m1_plane,
     "Fp8Row": _fp8_plane,
     "Fp8Tile": _fp8_plane,
     "Bf16": _word_plane,

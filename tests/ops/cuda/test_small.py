@@ -177,9 +177,9 @@ def test_plans(device):
 
 @pytest.mark.parametrize("device", [HOPPER, AMPERE], ids=["sm_90a", "sm_80"])
 @pytest.mark.parametrize(
-    "packing", [NVFP4, FP8, BF16, PACKINGS["Q4K"], PACKINGS["Q6K"]], ids=lambda p: p.kernel
+    ("packing", "tokens", "norm"),
+    [(NVFP4, 1, 1), (NVFP4, 16, 0), (FP8, 8, 2), (BF16, 1, 0), (PACKINGS["Q4K"], 1, 1), (PACKINGS["Q6K"], 8, 0)],
 )
-@pytest.mark.parametrize(("tokens", "norm"), [(1, 1), (8, 2), (16, 0)])
 def test_compiles(device, packing, tokens, norm, tmp_path, monkeypatch):
     """Without a GPU, by NVRTC or by nvcc, whichever is here."""
     made = plan(packing, divide(320, 80, device), 80, tokens, norm, device)
