@@ -178,7 +178,14 @@ def test_plans(device):
 @pytest.mark.parametrize("device", [HOPPER, AMPERE], ids=["sm_90a", "sm_80"])
 @pytest.mark.parametrize(
     ("packing", "tokens", "norm"),
-    [(NVFP4, 1, 1), (NVFP4, 16, 0), (FP8, 8, 2), (BF16, 1, 0), (PACKINGS["Q4K"], 1, 1), (PACKINGS["Q6K"], 8, 0)],
+    [
+        (NVFP4, 1, 1),
+        (NVFP4, 16, 0),
+        (FP8, 8, 2),
+        (BF16, 1, 0),
+        (PACKINGS["Q4K"], 1, 1),
+        (PACKINGS["Q6K"], 8, 0),
+    ],
 )
 def test_compiles(device, packing, tokens, norm, tmp_path, monkeypatch):
     """Without a GPU, by NVRTC or by nvcc, whichever is here."""
