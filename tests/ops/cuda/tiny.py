@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import cache
 
 import torch
 
@@ -17,6 +18,9 @@ from ninfer.formats import KvFormat
 from ninfer.ops import Matrix
 from ninfer.ops.cuda.attend import gated_attention
 from ninfer.ops.cuda.attend_wide import paged_attention_wide
+from ninfer.ops.cuda.compile import Module
+from ninfer.ops.cuda.packed import Packing
+from ninfer.ops.cuda.small import Plan
 from ninfer.ops.weights import Role
 from tests.ops.criteria import LINEAR
 from tests.ops.cuda.attention import CRITERIA, paged, positions_of, reference
@@ -24,6 +28,8 @@ from tests.ops.cuda.test_gdn import check_mix, check_records, make
 from tests.ops.weights import random_weight
 
 products = importlib.import_module("ninfer.ops.cuda.linear")
+launches = importlib.import_module("ninfer.ops.cuda.small")
+MODULE = launches.module
 DEVICE = torch.device("cuda")
 EPS = 1e-6
 SHAPES = {
@@ -106,8 +112,16 @@ def recurrence() -> None:
                 check_records(call)
 
 
+@cache
+def arriving(packing: Packing, plan: Plan) -> Module:
+    """A small product whose lanes all arrive at barriers, as racecheck wants it."""
+    made = MODULE(packing, plan)
+    return Module(made.source, {**made.defines, "EVERY_LANE": 1})
+
+
 def main(names: list[str]) -> None:
     torch.manual_seed(0)
+    launches.module = arriving
     for part in (small, attention, recurrence, clusters):
         name = part.__name__
         if not names or name in names:

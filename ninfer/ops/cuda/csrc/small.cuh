@@ -24,6 +24,12 @@
 #include "barriers.cuh"
 #include "formats_b.cuh"
 
+// compute-sanitizer's racecheck credits an arrival at a barrier with the arriving thread's writes only, not with those
+// of a warp that has synchronized before; for it (tests/ops/cuda/tiny.py) every lane arrives.
+#ifndef EVERY_LANE
+#define EVERY_LANE 0
+#endif
+
 struct Params {
     const u8* weights;
     const float* row_scales;  // or null: 1
@@ -46,6 +52,7 @@ enum Mode { PLAIN = 0, SWIGLU = 1, LOGITS = 2, RAW = 3 };
 typedef FORMAT Format;
 typedef Decoder<Format, TOKEN_TILES, LIVE == 1> Decode;
 static const int NT = TOKEN_TILES, STAGES = RING_COPIES, BUFFERS = SUM_BUFFERS, SLICES = CLUSTER * WARPS;
+static const int ARRIVING = EVERY_LANE ? 32 : 1;  // lanes of a warp
 static const int UB = Format::UNIT_BYTES, PRODUCER = WARPS, ADDER = WARPS + 1, THREADS = 32 * (WARPS + 2);
 static const int COPIES = (TURNS + COPY_TURNS - 1) / COPY_TURNS, PIECE = WARPS * UB;
 static const int HALF = 16 * TURNS;  // units of the first half of K
@@ -384,7 +391,7 @@ DEVICE void multiply(const Params& p, Shared& shared, u8* area, const Tiles& til
         }
 #if CLUSTER == 1
         __syncwarp();
-        if (lane == 0) barrier_arrive(&shared.summed[buffer]);
+        if (lane < ARRIVING) barrier_arrive(&shared.summed[buffer]);
 #endif
     }
 }
@@ -426,13 +433,11 @@ DEVICE void add(const Params& p, Shared& shared, const Tiles& tiles, int rank, i
             }
         }
         __syncwarp();
-        if (lane < CLUSTER) {
 #if CLUSTER > 1
-            arrive_remote(remote_address(&shared.freed[rank][buffer], lane));
+        if (lane < CLUSTER) arrive_remote(remote_address(&shared.freed[rank][buffer], lane));
 #else
-            barrier_arrive(&shared.freed[0][buffer]);
+        if (lane < ARRIVING) barrier_arrive(&shared.freed[0][buffer]);
 #endif
-        }
 #if NORM
         if (!known) find_factors();
 #endif
@@ -462,8 +467,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, SM_BLOCKS) small_linear(co
         barrier_init(&shared.empty[threadIdx.x], WARPS);
     }
     if (threadIdx.x < BUFFERS) {
-        barrier_init(&shared.summed[threadIdx.x], CLUSTER > 1 ? 1 : WARPS);
-        for (int r = 0; r < CLUSTER; ++r) barrier_init(&shared.freed[r][threadIdx.x], 1);
+        barrier_init(&shared.summed[threadIdx.x], CLUSTER > 1 ? 1 : WARPS * ARRIVING);
+        for (int r = 0; r < CLUSTER; ++r) barrier_init(&shared.freed[r][threadIdx.x], CLUSTER > 1 ? 1 : ARRIVING);
     }
 #if NORM
     if (threadIdx.x == 0) barrier_init(&shared.squared, CLUSTER > 1 ? 1 : WARPS);
