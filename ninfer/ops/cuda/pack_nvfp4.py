@@ -6,7 +6,7 @@ is the copies from the host. (As a chain of PyTorch operators it took about a hu
 """
 
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportAttributeAccessIssue=false
-# pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
