@@ -21,8 +21,8 @@ GREEDY = GenerationOptions(
 )
 PROMPT = [(7919 * i * i + 13 * i) % 49_000 for i in range(200)]
 TIE = 1.01 * 2**-4
-"""Two tokens whose log-probabilities are as close as that may be drawn either way: scores are bf16, whose step
-between 8 and 16 is 2^-4, and where one backend sees both on one step the other may see them on two."""
+"""Two tokens whose log-probabilities are as close as that may be drawn either way: scores are bf16, whose
+step between 8 and 16 is 2^-4, and where one backend sees both on one step the other may see them on two."""
 
 
 class OnCpu(Synthetic):

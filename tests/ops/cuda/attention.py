@@ -37,8 +37,8 @@ class Paged:
 def paged(
     format: KvFormat, requests: int, count: int, heads: int, width: int, device, seed: int = 0
 ) -> Paged:
-    """`count` pages a request and two spare ones. Values of about 1/4, all below one: the criterion's bounds are
-    for such outputs, where they exceed the one rounding."""
+    """`count` pages a request and two spare ones. Values of about 1/4, all below one: the criterion's bounds
+    are for such outputs, where they exceed the one rounding."""
     draw = torch.Generator(device).manual_seed(seed)
     shape = (requests * count + 2, PAGE, heads, width)
     k = torch.randn(shape, generator=draw, device=device, dtype=torch.bfloat16)

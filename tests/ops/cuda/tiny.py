@@ -121,7 +121,7 @@ def arriving(packing: Packing, plan: Plan) -> Module:
 
 def main(names: list[str]) -> None:
     torch.manual_seed(0)
-    launches.module = arriving
+    launches.__dict__["module"] = arriving
     for part in (small, attention, recurrence, clusters):
         name = part.__name__
         if not names or name in names:
