@@ -9,17 +9,17 @@
 //
 // K is cut into SLICES = CLUSTER x WARPS slices, which have a unit each in every turn: of 16 slices slice s has unit
 // 16 t + s in turn t; 32 slices are two halves of K, each cut so. A warp keeps its slice of x in shared memory, in
-// the order in which lanes read it, and goes over all tiles of its cluster. The sums
-// of a tile meet in the shared memory of one block of the cluster, in turn, and are always added in the same order:
-// what a column gets depends neither on the other columns nor on how many there are, nor on how slices are divided
-// among the blocks of a cluster.
+// the order in which lanes read it, and goes over all tiles of its cluster. The sums of a tile meet in the shared
+// memory of one block of the cluster, in turn, and are always added in the same order: what a column gets depends
+// neither on the other columns nor on how many there are, nor on how slices are divided among a cluster's blocks.
 //
 // A norm of x in front of the product: x goes into it times the gains, and the sums are multiplied by 1 / rms, which
 // the warps of a cluster find from their slices meanwhile.
 //
-// Compile with FORMAT (a decoder), TOKEN_TILES (of 8), WARPS, CLUSTER (blocks), TURNS and LEAST_TURNS (units of
-// the longest slice and of the shortest), COPY_TURNS (in one copy), RING_COPIES, SUM_BUFFERS, LIVE (lanes of a row's four that have tokens: 1 for up to two
-// tokens, else 4), SM_BLOCKS (that share a multiprocessor), NORM (of x; 1: gains in bf16, 2: in float32; else 0).
+// Compile with FORMAT (a decoder), TOKEN_TILES (of 8), WARPS, CLUSTER (blocks), TURNS and LEAST_TURNS (units of the
+// longest slice and of the shortest), COPY_TURNS (in one copy), RING_COPIES, SUM_BUFFERS, LIVE (lanes of a row's four
+// that have tokens: 1 for up to two tokens, else 4), SM_BLOCKS (that share a multiprocessor), NORM (of x; 1: gains in
+// bf16, 2: in float32; else 0).
 #pragma once
 #include "barriers.cuh"
 #include "formats_b.cuh"
