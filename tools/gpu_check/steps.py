@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -84,6 +85,13 @@ def steps(folder: Path, *, deep: bool) -> list[Step]:
         found.append(
             _bench(folder, "quasar", 110, "-pg", "85000,128", "-r", "1", "--warmup", "0", report="deep")
         )
+        for name, turn in (("loading", 6), ("memory", 7)):
+            command = (python, "-m", f"tools.gpu_check.{name}")
+            found.append(
+                Step(
+                    name, turn, command, 80, detail=partial(_last_line, name=name), decides=name == "loading"
+                )
+            )
     last = 1 + max(step.turn for step in found)
     workers = ("-n", str(_WORKERS), "--dist", "worksteal") if importlib.util.find_spec("xdist") else ()
     junit = folder / "tests.xml"
@@ -97,6 +105,8 @@ def steps(folder: Path, *, deep: bool) -> list[Step]:
             detail=lambda folder: _counted(folder / "tests.xml"),
         )
     )
+    if deep:
+        found += _of_nano(last)
     sanitizer = shutil.which(_SANITIZER) or shutil.which(_SANITIZER, path="/usr/local/cuda/bin")
     if sanitizer is not None:
         found += _sanitized(sanitizer, last)
@@ -137,6 +147,30 @@ def marked_files() -> list[str]:
     """Test files with tests for a GPU: others may need packages that a machine for measuring hasn't."""
     found = sorted(path.as_posix() for path in Path("tests").rglob("test_*.py"))
     return [path for path in found if "mark.gpu" in Path(path).read_text(encoding="utf-8")]
+
+
+def _of_nano(turn: int) -> list[Step]:
+    """What ninfer-nano says, against what it said on the CPU, if it is here."""
+    shipped = Path(os.environ.get("MODELS", "models")).expanduser() / "ninfer-nano.ninfer"
+    if not (shipped.is_file() and Path("bench/heldout/manifest.json").is_file()):
+        return []
+    nano = (sys.executable, "-m", "tools.gpu_check.nano")
+    chosen = {"perplexity": ("--columns", "bf16"), "tasks": ("--weights", "shipped", "--kv", "bf16,int8")}
+    return [
+        Step(
+            f"{kind} of ninfer-nano",
+            turn,
+            (*nano, kind, "--workers", "2", "--profiles", f"profiles/nano-{kind}", *options),
+            240,
+            environment=_ONE_THREAD,
+            detail=partial(_last_line, name=f"{kind} of ninfer-nano"),
+        )
+        for kind, options in chosen.items()
+    ]
+
+
+def _last_line(folder: Path, name: str) -> str:
+    return _tail(log_of(folder, name))
 
 
 def _sanitized(sanitizer: str, turn: int) -> list[Step]:
@@ -199,14 +233,14 @@ def run(todo: Sequence[Step], folder: Path, deadline: float) -> list[Outcome]:
                     start_new_session=True,
                 )
             )
+    pool = ThreadPoolExecutor(len(running))
     try:
-        return [
-            _outcome(step, process, folder, started, min(deadline, started + step.seconds))
-            for step, process in zip(todo, running, strict=True)
-        ]
+        limits = [min(deadline, started + step.seconds) for step in todo]
+        return list(pool.map(partial(_outcome, folder=folder, started=started), todo, running, limits))
     finally:
         for process in running:
             end(process)
+        pool.shutdown()
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -221,7 +255,7 @@ def log_of(folder: Path, name: str) -> Path:
 
 
 def _outcome(
-    step: Step, process: subprocess.Popen[bytes], folder: Path, started: float, limit: float
+    step: Step, process: subprocess.Popen[bytes], limit: float, *, folder: Path, started: float
 ) -> Outcome:
     try:
         code: int | None = process.wait(max(limit - time.monotonic(), 0.1))
