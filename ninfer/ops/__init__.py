@@ -34,6 +34,7 @@ from ninfer.ops.sampling import (
     token_logprobs,
     uniform,
 )
+from ninfer.ops.speculation import accept, keep_last, next_draft, norm_pair
 from ninfer.ops.weights import (
     ActivationPolicy,
     Encoded,
@@ -66,6 +67,7 @@ __all__ = [
     "SamplingParams",
     "Upload",
     "Workspace",
+    "accept",
     "causal_conv",
     "clear_counts",
     "count_tokens",
@@ -79,12 +81,15 @@ __all__ = [
     "gated_rms_norm",
     "gdn_gating",
     "gdn_mix",
+    "keep_last",
     "linear",
     "linear_swiglu",
     "logits",
     "mask_words",
+    "next_draft",
     "norm_linear",
     "norm_linear_swiglu",
+    "norm_pair",
     "paged_attention",
     "place",
     "qk_prepare",

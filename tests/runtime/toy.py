@@ -44,6 +44,7 @@ class ToyModel:
         self.hidden_size = PUBLIC
         self.public_tokens = PUBLIC
         self.max_position_embeddings = max_position_embeddings
+        self.predictor = None
         self.recurrent = recurrent
         self.fail_at: int | None = None
         self.widths: list[int] = []

@@ -16,6 +16,7 @@ class ToyCudaModel:
         self.hidden_size = PUBLIC
         self.public_tokens = PUBLIC
         self.max_position_embeddings = max_position_embeddings
+        self.predictor = None
         self.recurrent = recurrent
         self.extents: list[int | None] = []
 

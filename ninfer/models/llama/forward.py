@@ -28,6 +28,7 @@ class Llama:
         self.public_tokens = public_tokens
         self.hidden_size = config.hidden_size
         self.max_position_embeddings = config.max_position_embeddings
+        self.predictor = None
         self.scale = config.head_dim**-0.5
 
     def kv_layout(self) -> KvLayout:

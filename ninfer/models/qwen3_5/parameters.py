@@ -55,6 +55,17 @@ class Parameters:
     output_head: Matrix
 
 
+@dataclass(frozen=True, eq=False)
+class PredictorParameters:
+    """The MTP layer; the columns of `input_projection` are those of the embedding, then of the hidden state."""
+
+    embedding_norm: torch.Tensor
+    hidden_norm: torch.Tensor
+    input_projection: Matrix
+    layer: Layer
+    final_norm: torch.Tensor
+
+
 def bind(binder: Binder, config: TextConfig) -> Parameters:
     """Bind everything that the text tower needs; other components' parameters are not touched."""
     table = (config.vocab_size, config.hidden_size)
@@ -65,6 +76,19 @@ def bind(binder: Binder, config: TextConfig) -> Parameters:
         ),
         final_norm=binder.vector("text/final_norm", (config.hidden_size,)),
         output_head=binder.matrix("text/output_head", table, "text/final_hidden"),
+    )
+
+
+def bind_predictor(binder: Binder, config: TextConfig) -> PredictorParameters:
+    """Bind the MTP layer."""
+    assert config.attention is not None, "with an MTP layer the config has the attention fields"
+    hidden = config.hidden_size
+    return PredictorParameters(
+        embedding_norm=binder.vector("mtp/embedding_norm", (hidden,)),
+        hidden_norm=binder.vector("mtp/hidden_norm", (hidden,)),
+        input_projection=binder.matrix("mtp/input_projection", (hidden, 2 * hidden), "mtp/stem_input"),
+        layer=_layer(binder, config, config.attention, "mtp/layers/0/"),
+        final_norm=binder.vector("mtp/final_norm", (hidden,)),
     )
 
 

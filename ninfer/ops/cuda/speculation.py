@@ -1,0 +1,54 @@
+"""Between the passes of a speculative round, on a GPU: PyTorch's own kernels, all of them capturable."""
+
+from __future__ import annotations
+
+import torch
+
+from ninfer.ops.cuda.norms import rms_norm
+
+
+def norm_pair(
+    a: torch.Tensor, b: torch.Tensor, a_gain: torch.Tensor, b_gain: torch.Tensor, eps: float
+) -> torch.Tensor:
+    return torch.cat([rms_norm(a, a_gain, eps, True), rms_norm(b, b_gain, eps, True)], 1)
+
+
+def accept(
+    drawn: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, produced: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rows = produced.numel()
+    drawn, tokens, positions = (x.view(rows, -1) for x in (drawn, tokens, positions))
+    agree = (drawn[:, :-1] == tokens[:, 1:]) & (positions[:, 1:] >= 0)
+    counts = agree.to(torch.int32).cumprod(1, dtype=torch.int32).sum(1, dtype=torch.int32) + 1
+    produced.copy_(counts)
+    first = positions[:, :1]
+    columns = torch.arange(drawn.shape[1], dtype=torch.int32, device=drawn.device)
+    live = (columns < counts[:, None]) & (first >= 0)
+    following = torch.where(live, drawn.clamp(min=0), 0)
+    kept = torch.where(live, first + columns, -1)
+    last = torch.where(first[:, 0] >= 0, first[:, 0] + counts - 1, -1)
+    return following.view(-1), kept.view(-1), last
+
+
+def keep_last(
+    columns: torch.Tensor,
+    counts: torch.Tensor,
+    states: torch.Tensor | None,
+    target_slots: torch.Tensor | None,
+) -> torch.Tensor:
+    rows, width = counts.numel(), columns.shape[1]
+    index = counts.clamp(min=1).long() - 1
+    out = columns.view(rows, -1, width).gather(1, index.view(rows, 1, 1).expand(rows, 1, width))[:, 0]
+    if states is not None and target_slots is not None:
+        # A request that keeps nothing writes its slot's own content back.
+        slots = target_slots.long()
+        states.index_copy_(0, slots, torch.where(counts[:, None] > 0, out, states.index_select(0, slots)))
+    return out
+
+
+def next_draft(
+    drawn: torch.Tensor, positions: torch.Tensor, limits: torch.Tensor, drafts: torch.Tensor, step: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    drafts[: drawn.numel(), step].copy_(drawn.clamp(min=-1))
+    ahead = positions + 1
+    return drawn.clamp(min=0), torch.where((positions >= 0) & (ahead < limits), ahead, -1)
