@@ -73,6 +73,45 @@ class HostWork:
         return HostWork(*(getattr(self, name) - getattr(before, name) for name in names))
 
 
+@dataclass
+class Speculation:
+    """What drafts came to. `rounds` had some, `fallback_steps` none; `per_position[i]` counts rounds in which more
+    than i drafts stood, so that its sum is `accepted`."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    fallback_steps: int = 0
+    per_position: list[int] = field(default_factory=list)
+
+    def count(self, drafted: int, accepted: int) -> None:
+        """One round of one request."""
+        if not drafted:
+            self.fallback_steps += 1
+            return
+        self.rounds += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.per_position += [0] * (accepted - len(self.per_position))
+        for position in range(accepted):
+            self.per_position[position] += 1
+
+    def add(self, other: Speculation) -> None:
+        """Count another request's as well."""
+        self.rounds += other.rounds
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        self.fallback_steps += other.fallback_steps
+        self.per_position += [0] * (len(other.per_position) - len(self.per_position))
+        for position, count in enumerate(other.per_position):
+            self.per_position[position] += count
+
+    def histogram(self, window: int) -> list[int]:
+        """Rounds in which exactly 0, 1, … `window` drafts stood."""
+        reached = [self.rounds, *self.per_position, *[0] * window][: window + 1] + [0]
+        return [more - fewer for more, fewer in zip(reached, reached[1:], strict=False)]
+
+
 @dataclass(frozen=True)
 class Statistics:
     """Counts and times of one finished request.
@@ -101,6 +140,7 @@ class Statistics:
     """The stop string that ended the output."""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    speculation: Speculation = field(default_factory=Speculation)
     host: HostWork = HostWork()
     reuse_path: str = "root"
     """Where the reused tokens came from; see `ninfer.engine.reuse.ReusePath`."""

@@ -62,6 +62,8 @@ class UnitWriter:
             self._draw(0, lane, ticket.request)
             f["mask_row"][0] = 0 if masked else -1
             f["purpose"][0], f["draw_position"][0] = Purpose.PREFILL, end
+            if self._shape.drafts:
+                f["limits"][0] = self.limit(ticket, end)
         else:
             f["purpose"][0], f["count_rows"][0] = -1, -1
         return self._record
@@ -76,8 +78,15 @@ class UnitWriter:
             f["tokens"][row * span : (row + 1) * span] = sequence.ledger[begin:end]
             f["positions"][row * span : (row + 1) * span] = np.arange(begin, end)
             f["count_rows"][row] = lane if penalized(ticket.request.sampling) else -1
+            if self._shape.drafts:
+                f["limits"][row], f["waiting"][row] = self.limit(ticket, end), sequence.ledger[end]
             self._row(row, sequence)
         return self._record
+
+    def limit(self, ticket: Ticket, fed: int) -> int:
+        """Below which position a unit writes that feeds up to `fed`: a predictor feeds its own drafts on, as far
+        as they may be of use."""
+        return min(fed + max(self._shape.drafts - 1, 0), max(ticket.budget.context, fed))
 
     def round(
         self,
@@ -91,7 +100,7 @@ class UnitWriter:
         `masked`: the rows of constrained requests, and how many of their columns have masks.
         """
         f = self._fields
-        width = self._shape.width if any(drafts) else 1
+        width = self.width(drafts)
         same = (width, *((id(t), len(self._sequence(t).pages)) for t in tickets))
         if same != self._round:
             self._header(Unit.ROUND, len(tickets), width)
@@ -110,23 +119,30 @@ class UnitWriter:
             self._positions[begin] = self._places[begin] = frontier
             if width == 1:
                 continue
+            if self._shape.drafts:
+                f["limits"][row] = self.limit(ticket, frontier + 1 + len(draft))
             for column, token in enumerate(draft, 1):
                 f["tokens"][begin + column] = token
                 f["positions"][begin + column] = f["draw_position"][begin + column] = frontier + column
                 f["purpose"][begin + column] = Purpose.DECODE
             for column in range(begin + 1 + len(draft), begin + width):
                 f["tokens"][column], f["positions"][column], f["purpose"][column] = 0, -1, -1
+        if width > 1:
+            self._round = ()  # pages of drafts that aren't accepted are given back
         for row, columns in masked:
             begin, mask = row * width, row * self._shape.width
             for column in range(width):
                 f["mask_row"][begin + column] = mask + column if column < columns else -1
         return self._record
 
+    def width(self, drafts: Items[Items[int]]) -> int:
+        """Columns of a row in a round; a predictor takes part in each one, so it has only one number."""
+        return self._shape.width if self._shape.drafts or any(drafts) else 1
+
     def fold(self, counts: Items[int]) -> np.ndarray:
-        """After a round of several columns: commit the first `counts[row]` of them."""
+        """After a round of several columns: commit only the first `counts[row]` of them (0: leave the row)."""
         self._record["unit"] = Unit.FOLD
         self._fields["counts"][: len(counts)] = counts
-        self._round = ()
         return self._record
 
     def _header(self, unit: Unit, rows: int, columns: int) -> None:
