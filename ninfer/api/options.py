@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _U32 = 2**32 - 1
 _MAX_THREADS = 1024
 _MAX_SLOTS = 4096
+MOST_DRAFTS = 5
+"""Tokens that an MTP layer may draft a round."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,9 @@ class EngineOptions:
     the whole process (None: from the machine); `cache_dir` for converted checkpoints (None: `$NINFER_CACHE`
     or the platform's user cache). `warm_up` runs every kind of decode round before the first request, which
     then doesn't pay for that.
+
+    `spec` "mtp" drafts `draft_tokens` (1 to 5) tokens a round with the model's own MTP layer and checks them all
+    at once: the same tokens in fewer rounds. The artifact must have been made with that layer.
     """
 
     max_context: int | None = None
@@ -63,6 +68,8 @@ class EngineOptions:
     warm_up: bool = False
     device: str = "auto"
     cuda_graph: bool = True
+    spec: str | None = None
+    draft_tokens: int = 0
 
     def __post_init__(self) -> None:
         _check(self, "max_context", Integral, 1, _U32)
@@ -85,6 +92,12 @@ class EngineOptions:
         if self.state_slots and not self.prefix_reuse:
             raise OptionError("state_slots needs prefix_reuse; switch it on or leave the slots out")
         _check(self, "threads", Integral, 1, _MAX_THREADS)
+        if self.spec not in (None, "mtp"):
+            raise OptionError(f'spec must be "mtp" or None, not {self.spec!r:.80}')
+        if self.spec is None and self.draft_tokens != 0:
+            raise OptionError('draft_tokens needs spec "mtp"')
+        if self.spec is not None:
+            _check(self, "draft_tokens", Integral, 1, MOST_DRAFTS)
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,7 @@ LATER = {
     "--devices": "several GPUs",
     "--tp": "several GPUs",
     "--no-tp-mailbox": "several GPUs",
-    "--spec": "speculative decoding",
-    "--draft-tokens": "speculative decoding",
-    "--lm-head-draft": "speculative decoding",
+    "--lm-head-draft": "the proposal head",
     "--vision": "vision",
     "--vision-device": "vision",
     "--max-vision-tokens": "vision",
@@ -68,6 +66,12 @@ Device = Annotated[
 NoCudaGraph = Annotated[
     bool, typer.Option("--no-cuda-graph", help="Run decode rounds step by step; same tokens, slower.")
 ]
+Spec = Annotated[
+    str | None, typer.Option("--spec", help="mtp: draft with the model's own MTP layer.", metavar="mtp")
+]
+DraftTokens = Annotated[
+    int | None, whole("--draft-tokens", "Tokens to draft a round, 1..5; needs --spec.")
+]
 Threads = Annotated[int | None, whole("--threads", "CPU threads (default: from the machine).")]
 Template = Annotated[
     Path | None, typer.Option("--chat-template", help="Jinja file in place of the artifact's template.")
@@ -105,6 +109,8 @@ def engine_options(
     chat_template: Path | None,
     device: str,
     no_cuda_graph: bool,
+    spec: str | None,
+    draft_tokens: int | None,
     **more: Any,
 ) -> "EngineOptions":
     """The options of loading, checked, with errors that name flags; `more` goes through as it is."""
@@ -135,8 +141,27 @@ def engine_options(
             threads=threads,
             device=device,
             cuda_graph=not no_cuda_graph,
+            spec=spec,
+            draft_tokens=_drafts(spec, draft_tokens),
             **more,
         )
+
+
+def _drafts(spec: str | None, tokens: int | None) -> int:
+    """The value of --draft-tokens."""
+    if spec is None:
+        if tokens is not None:
+            raise OptionError("--draft-tokens requires --spec mtp")
+        return 0
+    if spec in ("dflash", "dflash2"):
+        raise OptionError(f"--spec {spec} isn't supported by this version; use mtp")
+    if spec != "mtp":
+        raise OptionError(f"invalid speculative backend: {spec}; use mtp")
+    from ninfer.api.options import MOST_DRAFTS
+
+    if tokens is None or not 1 <= tokens <= MOST_DRAFTS:
+        raise OptionError(f"--spec mtp requires --draft-tokens in [1, {MOST_DRAFTS}]")
+    return tokens
 
 
 def read_bytes(path: Path, what: str) -> bytes:

@@ -97,6 +97,8 @@ def serve(
     context_cost_presets: Annotated[str | None, _hidden("--context-cost-presets")] = None,
     device: options.Device = "auto",
     no_cuda_graph: options.NoCudaGraph = False,
+    spec: options.Spec = None,
+    draft_tokens: options.DraftTokens = None,
     threads: options.Threads = None,
     chat_template: options.Template = None,
     idle_unload: Annotated[
@@ -210,6 +212,8 @@ def serve(
         threads=threads,
         device=device,
         no_cuda_graph=no_cuda_graph,
+        spec=spec,
+        draft_tokens=draft_tokens,
         chat_template=chat_template,
         default_context=8192,
         max_pending=max_pending_requests,

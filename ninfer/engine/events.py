@@ -106,9 +106,13 @@ class Speculation:
         for position, count in enumerate(other.per_position):
             self.per_position[position] += count
 
+    def at_positions(self, window: int) -> list[int]:
+        """`per_position` for all positions of the window."""
+        return [*self.per_position, *[0] * window][:window]
+
     def histogram(self, window: int) -> list[int]:
         """Rounds in which exactly 0, 1, … `window` drafts stood."""
-        reached = [self.rounds, *self.per_position, *[0] * window][: window + 1] + [0]
+        reached = [self.rounds, *self.at_positions(window), 0]
         return [more - fewer for more, fewer in zip(reached, reached[1:], strict=False)]
 
 
