@@ -32,9 +32,11 @@ def propose(source: DraftSource | None, ticket: Ticket, plan: Plan, public_token
     remaining = ticket.session.thinking_remaining
     if remaining is not None:
         limit = min(limit, remaining - 1)
-    if limit < 1 or penalized(ticket.request.sampling):
+    if limit < 1:
         return []
     if source is None:
         return ticket.drafts[:limit]
+    if penalized(ticket.request.sampling):
+        return []
     drafts = source.propose(ticket.sequence.ledger, limit)[:limit]
     return [token for token in drafts if 0 <= token < public_tokens]

@@ -34,7 +34,7 @@ from ninfer.ops.sampling import (
     token_logprobs,
     uniform,
 )
-from ninfer.ops.speculation import accept, keep_last, next_draft, norm_pair
+from ninfer.ops.speculation import accept, count_drafts, keep_last, next_draft, norm_pair
 from ninfer.ops.weights import (
     ActivationPolicy,
     Encoded,
@@ -70,6 +70,7 @@ __all__ = [
     "accept",
     "causal_conv",
     "clear_counts",
+    "count_drafts",
     "count_tokens",
     "draw",
     "embedding",

@@ -40,6 +40,24 @@ def accept(
     return _module(drawn).accept(drawn, tokens, positions, produced)
 
 
+def count_drafts(
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    count_rows: torch.Tensor,
+    counts: torch.Tensor,
+    rows: int,
+    stand: torch.Tensor | None = None,
+) -> None:
+    """Keep a row of counts for each column of `rows` requests (`count_rows` int32 `[T]`, -1: none), as if its
+    drafts were said.
+
+    Before a round's draws all rows of a request in `counts` (int32 `[R, V]`) are equal; then that of column i
+    also counts the request's tokens up to column i (`tokens`, `positions` as in `accept`). Afterwards, with
+    `stand` int32 `[B]`, all rows are equal again, and have counted the first `stand[b]` tokens.
+    """
+    _module(tokens).count_drafts(tokens, positions, count_rows, counts, rows, stand)
+
+
 def keep_last(
     columns: torch.Tensor,
     counts: torch.Tensor,

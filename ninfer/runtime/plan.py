@@ -145,7 +145,7 @@ def make_plan(
     shape = Shape(rows, limits.width, chunk, limits.span, pages, public_tokens, drafts)
     records = state.record_bytes(shape.draws) if limits.width > 1 else 0
     # The engine may be in another process and then has a record of its own.
-    buffers = 2 * (ingress(shape).nbytes + egress(shape).nbytes) + 4 * rows * public_tokens
+    buffers = 2 * (ingress(shape).nbytes + egress(shape).nbytes) + 4 * shape.count_rows * public_tokens
 
     def plan(pages: int) -> Plan:
         return Plan(

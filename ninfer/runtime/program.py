@@ -117,7 +117,7 @@ class Program:
         self._records = None
         if shape.width > 1:
             self._records = allocate_records(model.state_layout(), shape.draws, device)
-        self._counts = zeros((shape.rows, model.public_tokens), torch.int32, device)
+        self._counts = zeros((shape.count_rows, model.public_tokens), torch.int32, device)
         self._transfer = transfer(shape, device)
         self.ingress, self._egress = self._transfer.ingress, self._transfer.egress
         self._header = header_of(self.ingress)
@@ -223,11 +223,16 @@ class Program:
             self._predict.follow(batch, hidden, *self._slots(0))
         if self.ingress["purpose"][0, 0] < 0:
             return None
-        ops.clear_counts(self._fields["count_rows"][:1], self._counts)
+        ops.clear_counts(self._count_rows(0), self._counts)
         drawn = self._draw(self._model.logits(hidden[-1:]), 1)
         if self._predict is not None:
             self._predict.propose(drawn.clamp(min=0), hidden[-1:], batch.positions[-1:], 1)
         return drawn
+
+    def _count_rows(self, row: int) -> torch.Tensor:
+        """Those of one row of a unit that isn't a round."""
+        each = self.plan.shape.width if self._predict is not None else 1
+        return self._fields["count_rows"][row * each : (row + 1) * each]
 
     def _slots(self, row: int) -> tuple[int, int]:
         """The source and the target of a row."""
@@ -253,13 +258,18 @@ class Program:
         batch = self._batch(rows, columns)
         hidden = self._model.forward(batch, self._cache, self._records if columns > 1 else None)
         logits = self._model.logits(hidden)
-        ops.count_tokens(batch.tokens, self._fields["count_rows"][:count], self._counts)
+        counting = batch.tokens, batch.positions, self._fields["count_rows"][:count], self._counts
+        if self._predict is None:
+            ops.count_tokens(batch.tokens, self._fields["count_rows"][:count], self._counts)
+        else:
+            ops.count_drafts(*counting, rows)
         drawn = self._draw(logits, count)
         if columns > 1:
             stand = self._stand[:rows]
             following, kept, last = ops.accept(drawn, batch.tokens, batch.positions, stand)
             self._advance(rows, stand)
             if self._predict is not None:
+                ops.count_drafts(*counting, rows, stand)
                 accepted = replace(batch, tokens=following, positions=kept)
                 self._predict.round(accepted, hidden, stand, last)
         return drawn, hidden
@@ -280,9 +290,10 @@ class Program:
             if self._predict is not None:
                 self._predict.follow(batch, hidden, *self._slots(row))
                 newest.append((hidden[-1:], batch.positions[-1:]))
-            count_rows = self._fields["count_rows"][row : row + 1]
             for column in range(columns):
-                ops.count_tokens(batch.tokens[column : column + 1], count_rows, self._counts)
+                count_rows = self._count_rows(row)
+                token = batch.tokens[column : column + 1].expand(len(count_rows)).contiguous()
+                ops.count_tokens(token, count_rows, self._counts)
         if self._predict is not None:
             hidden, positions = (torch.cat(parts) for parts in zip(*newest, strict=True))
             self._predict.propose(self._fields["waiting"][:rows], hidden, positions, rows)

@@ -76,6 +76,11 @@ class Shape:
         return self.rows * self.width
 
     @property
+    def count_rows(self) -> int:
+        """Rows of penalty counts: one a request, or with a predictor, whose drafts count as well, one a column."""
+        return self.draws if self.drafts else self.rows
+
+    @property
     def columns(self) -> int:
         """Columns of the largest unit."""
         return max(self.chunk, self.draws, self.rows * self.span)
@@ -90,7 +95,8 @@ def ingress(shape: Shape) -> np.ndarray:
     words]`: bit i of word w allows token 32 w + i. They come last: only units that name one need them.
 
     With a predictor `limits` `[rows]` says below which position it may write, and `waiting` `[rows]` which token
-    follows those of a CONTROL row. A ROUND of fewer drafts than columns masks the columns that are left.
+    follows those of a CONTROL row. Each column of a request then has a row of counts of its own, and
+    `count_rows` names all of them in every unit, `width` for each row.
     """
     rows = shape.rows
     predictor = (("limits", np.int32, (rows,)), ("waiting", np.int32, (rows,))) if shape.drafts else ()

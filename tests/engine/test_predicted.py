@@ -53,17 +53,21 @@ def test_wrong_drafts_never_show(build: Build, recurrent: bool) -> None:
         model=model(recurrent, lambda count: count * 7 % 5 < 2), width=5, concurrency=4, context=256
     )
     sampled = SamplingParams(temperature=1.3, seed=9)
-    penalized = SamplingParams(temperature=0.0, presence_penalty=6.0)
+    penalized = SamplingParams(temperature=0.0, presence_penalty=3.0, frequency_penalty=1.1)
     asked = [(PROMPT[:64], None), (PROMPT[:30], penalized), (PROMPT[1:99], None), (PROMPT[:50], sampled)]
     handles = [
         core.submit(request(p, 50) if s is None else request(p, 50, sampling=s), Session()) for p, s in asked
     ]
     plain = build(recurrent=recurrent, context=256)
+    drafted_each = []
     for handle, (prompt, sampling) in zip(handles, asked, strict=True):
         alone = request(prompt, 50) if sampling is None else request(prompt, 50, sampling=sampling)
-        assert drain(handle)[0] == drain(plain.submit(alone, Session()))[0]
+        ids, statistics, _ = drain(handle)
+        drafted_each.append(statistics.speculation.drafted)
+        assert ids == drain(plain.submit(alone, Session()))[0]
     counters = core.statistics()
     assert 0 < counters.accepted_tokens < counters.drafted_tokens
+    assert all(drafted > 0 for drafted in drafted_each)
     settle(core)
 
 

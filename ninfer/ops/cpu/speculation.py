@@ -59,6 +59,27 @@ def accept_kernel(data):
         put_i32(argument(data, 8) + 4 * row, first + count - 1 if first >= 0 else -1)
 
 
+def count_drafts_kernel(data):
+    """For one thread. Arguments: 0 tokens, 1 positions, 2 count rows, 3 requests, 4 width, 5 counts, 6 their row's
+    length, 7 how many columns stand, or 0."""
+    tokens, positions, rows, width = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 4)
+    for request in range(argument(data, 3)):
+        begin = request * width
+        for column in range(begin, begin + width):
+            row = get_i32(rows + 4 * column)
+            if row < 0:
+                continue
+            for other in range(begin, begin + width):
+                live = get_i32(positions + 4 * other) >= 0
+                change = 1 if other <= column and live else 0
+                if argument(data, 7):
+                    wanted = 1 if other - begin < get_i32(argument(data, 7) + 4 * request) and live else 0
+                    change = wanted - change
+                if change != 0:
+                    place = argument(data, 5) + 4 * (argument(data, 6) * row + get_i32(tokens + 4 * other))
+                    put_i32(place, get_i32(place) + change)
+
+
 def keep_last_kernel(data):
     """An item is a request. Arguments: 0 columns, 1 counts, 2 requests, 3 columns of each, 4 width, 5 kind, 6
     out, 7 states or 0, 8 slots."""
@@ -92,6 +113,7 @@ def next_draft_kernel(data):
 
 _norm_pair = Kernel(norm_pair_kernel)
 _accept = Kernel(accept_kernel)
+_count_drafts = Kernel(count_drafts_kernel)
 _keep_last = Kernel(keep_last_kernel)
 _next_draft = Kernel(next_draft_kernel)
 
@@ -123,6 +145,20 @@ def accept(
         drawn.numel() // rows, produced.data_ptr(), following.data_ptr(), kept.data_ptr(), last.data_ptr(),
     )  # fmt: skip
     return following, kept, last
+
+
+def count_drafts(
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    count_rows: torch.Tensor,
+    counts: torch.Tensor,
+    rows: int,
+    stand: torch.Tensor | None,
+) -> None:
+    launch(
+        _count_drafts.address, 1, 0, tokens.data_ptr(), positions.data_ptr(), count_rows.data_ptr(), rows,
+        tokens.numel() // rows, counts.data_ptr(), counts.shape[1], 0 if stand is None else stand.data_ptr(),
+    )  # fmt: skip
 
 
 def keep_last(

@@ -30,6 +30,26 @@ def accept(
     return following.view(-1), kept.view(-1), last
 
 
+def count_drafts(
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    count_rows: torch.Tensor,
+    counts: torch.Tensor,
+    rows: int,
+    stand: torch.Tensor | None,
+) -> None:
+    width = tokens.numel() // rows
+    columns = torch.arange(width, dtype=torch.int32, device=tokens.device)
+    live = (positions.view(rows, 1, width) >= 0).expand(rows, width, width)
+    change = (live & (columns <= columns[:, None])).to(torch.int32)
+    if stand is not None:
+        change = (live & (columns < stand[:, None, None])).to(torch.int32) - change
+    own = count_rows.view(rows, width, 1)
+    change = torch.where(own >= 0, change, 0)
+    places = own.clamp(min=0).long() * counts.shape[1] + tokens.view(rows, 1, width).clamp(min=0)
+    counts.view(-1).index_add_(0, places.view(-1), change.reshape(-1))
+
+
 def keep_last(
     columns: torch.Tensor,
     counts: torch.Tensor,
