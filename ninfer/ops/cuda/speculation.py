@@ -1,4 +1,7 @@
-"""Between the passes of a speculative round, on a GPU: PyTorch's own kernels, all of them capturable."""
+"""Between the passes of a speculative round, on a GPU: PyTorch's own kernels, all of them capturable.
+
+Integers are chosen by multiplication: `torch.where` with a Python number copies it from the host.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,12 @@ def accept(
     produced.copy_(counts)
     first = positions[:, :1]
     columns = torch.arange(drawn.shape[1], dtype=torch.int32, device=drawn.device)
-    live = (columns < counts[:, None]) & (first >= 0)
-    following = torch.where(live, drawn.clamp(min=0), 0)
-    kept = torch.where(live, first + columns, -1)
-    last = torch.where(first[:, 0] >= 0, first[:, 0] + counts - 1, -1)
-    return following.view(-1), kept.view(-1), last
+    fed = (first >= 0).to(torch.int32)
+    live = (columns < counts[:, None]).to(torch.int32) * fed
+    following = drawn.clamp(min=0) * live
+    kept = (first + columns + 1) * live - 1
+    last = ((first + counts[:, None]) * fed - 1)[:, 0]
+    return following.view(-1), kept.view(-1), last.contiguous()
 
 
 def count_drafts(
@@ -45,7 +49,7 @@ def count_drafts(
     if stand is not None:
         change = (live & (columns < stand[:, None, None])).to(torch.int32) - change
     own = count_rows.view(rows, width, 1)
-    change = torch.where(own >= 0, change, 0)
+    change = change * (own >= 0).to(torch.int32)
     places = own.clamp(min=0).long() * counts.shape[1] + tokens.view(rows, 1, width).clamp(min=0)
     counts.view(-1).index_add_(0, places.view(-1), change.reshape(-1))
 
@@ -71,4 +75,5 @@ def next_draft(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     drafts[: drawn.numel(), step].copy_(drawn.clamp(min=-1))
     ahead = positions + 1
-    return drawn.clamp(min=0), torch.where((positions >= 0) & (ahead < limits), ahead, -1)
+    live = ((positions >= 0) & (ahead < limits)).to(torch.int32)
+    return drawn.clamp(min=0), (ahead + 1) * live - 1
