@@ -1,4 +1,5 @@
-"""`python -m bench.speculation MODEL -k 3`: MTP drafts against plain decoding, the same tasks one after the other.
+"""`python -m bench.speculation MODEL -k 3`: MTP drafts against plain decoding, the same tasks one after the
+other.
 
 Greedy. Says for each task whether the ids are the same, where they part if not, how many drafts stood at each
 place, and the time of a round with and without.
@@ -63,10 +64,14 @@ def main() -> None:
             answers(engine, asked[:1], penalty=given.penalty)
             fast = answers(engine, asked, penalty=given.penalty)
         print(f"{drafts} drafts on {engine.description.computes_on}")
-        print("task                 tokens same  plain ms  ms/round  faster  drafted accepted  %     by position")
+        print(
+            "task                 tokens same  plain ms  ms/round  faster drafted accepted  %     by position"
+        )
         for (name, _), one, other in zip(asked, plain, fast, strict=True):
             ids, mine = one.token_ids, other.token_ids
-            parted = next((i for i, pair in enumerate(zip(ids, mine, strict=False)) if pair[0] != pair[1]), None)
+            parted = next(
+                (i for i, pair in enumerate(zip(ids, mine, strict=False)) if pair[0] != pair[1]), None
+            )
             spec = other.speculation
             print(
                 f"{name:20} {len(mine):6} {'yes' if ids == mine else f'@{parted}':5}"
@@ -74,7 +79,7 @@ def main() -> None:
                 f" {1e3 * other.decode_seconds / max(other.rounds, 1):9.3f}"
                 f" {(other.decode_rate or 0) / (one.decode_rate or 1):7.2f}"
                 f" {spec.drafted:8} {spec.accepted:8} {100 * spec.accepted / max(spec.drafted, 1):5.1f}"
-                f"  {spec.histogram(drafts)} {spec.fallback_steps} without"
+                f"  {spec.histogram()} {spec.fallback_steps} without"
             )
         total = [sum(getattr(s.speculation, name) for s in fast) for name in ("drafted", "accepted")]
         same = sum(a.token_ids == b.token_ids for a, b in zip(plain, fast, strict=True))

@@ -31,8 +31,8 @@ class EngineDescription:
     """What was loaded and what memory it took; sizes in bytes.
 
     `device` is `cpu` or such as `cuda:0`, `device_name` the GPU's model; `cuda_graph`: are rounds replayed as
-    graphs? `load_seconds` contains the `upload_seconds` in which a GPU got its weights. `draft_tokens` a round
-    by the model's MTP layer (0: no speculation).
+    graphs? `load_seconds` contains the `upload_seconds` in which a GPU got its weights. `draft_tokens` a
+    round by the model's MTP layer (0: no speculation).
     """
 
     name: str

@@ -92,7 +92,9 @@ def load_model(
             torch.cuda.synchronize(chosen)
         frontend = pending.result()
     begin = perf_counter()
-    model = models.load(artifact, chosen, public_tokens=frontend.public_tokens, predictor=predictor, progress=progress)
+    model = models.load(
+        artifact, chosen, public_tokens=frontend.public_tokens, predictor=predictor, progress=progress
+    )
     seconds = perf_counter() - begin
     if chosen.type == "cpu":
         size = sum(item.bytes for item in artifact.objects.values() if isinstance(item, TensorObject))

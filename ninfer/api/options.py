@@ -46,8 +46,8 @@ class EngineOptions:
     or the platform's user cache). `warm_up` runs every kind of decode round before the first request, which
     then doesn't pay for that.
 
-    `spec` "mtp" drafts `draft_tokens` (1 to 5) tokens a round with the model's own MTP layer and checks them all
-    at once: the same tokens in fewer rounds. The artifact must have been made with that layer.
+    `spec` "mtp" drafts `draft_tokens` (1 to 5) tokens a round with the model's own MTP layer and checks them
+    all at once: the same tokens in fewer rounds. The artifact must have been made with that layer.
     """
 
     max_context: int | None = None

@@ -67,6 +67,11 @@ def bench(
     kv_dtype: options.KvDtype = "bf16",
     device: options.Device = "auto",
     no_cuda_graph: options.NoCudaGraph = False,
+    spec: options.Spec = None,
+    draft_tokens: options.DraftTokens = None,
+    mtp_draft_tokens: Annotated[
+        int | None, whole("--mtp-draft-tokens", "The same as --spec mtp --draft-tokens; 0: no drafts.")
+    ] = None,
     threads: options.Threads = None,
     profile_measured: Annotated[
         bool,
@@ -93,7 +98,14 @@ def bench(
     context = _context(tests, max_ctx)
     ids = None if corpus is None else _ids(corpus)
     engine_options = _engine_options(
-        tests, context, prefill_chunk, kv_dtype, device, threads, cuda_graph=not no_cuda_graph
+        tests,
+        context,
+        prefill_chunk,
+        kv_dtype,
+        device,
+        threads,
+        cuda_graph=not no_cuda_graph,
+        drafts=_drafts(spec, draft_tokens, mtp_draft_tokens),
     )
 
     from ninfer.cli import bench_report as report
@@ -124,6 +136,14 @@ def _one(model: Path | None, weights: Path | None) -> Path:
     found = weights if model is None else model
     assert found is not None
     return found
+
+
+def _drafts(spec: str | None, tokens: int | None, mtp_tokens: int | None) -> int:
+    if mtp_tokens is None:
+        return options.drafts(spec, tokens)
+    if spec is not None or tokens is not None:
+        raise OptionError("--mtp-draft-tokens cannot be combined with --spec and --draft-tokens; drop one")
+    return options.drafts("mtp", mtp_tokens) if mtp_tokens else 0
 
 
 def _tests(
@@ -191,6 +211,7 @@ def _engine_options(
     threads: int | None,
     *,
     cuda_graph: bool,
+    drafts: int,
 ) -> "EngineOptions":
     from ninfer.api import EngineOptions
     from ninfer.formats import KvFormat
@@ -211,6 +232,8 @@ def _engine_options(
             threads=threads,
             device=device,
             cuda_graph=cuda_graph,
+            spec="mtp" if drafts else None,
+            draft_tokens=drafts,
         )
 
 

@@ -69,9 +69,7 @@ NoCudaGraph = Annotated[
 Spec = Annotated[
     str | None, typer.Option("--spec", help="mtp: draft with the model's own MTP layer.", metavar="mtp")
 ]
-DraftTokens = Annotated[
-    int | None, whole("--draft-tokens", "Tokens to draft a round, 1..5; needs --spec.")
-]
+DraftTokens = Annotated[int | None, whole("--draft-tokens", "Tokens to draft a round, 1..5; needs --spec.")]
 Threads = Annotated[int | None, whole("--threads", "CPU threads (default: from the machine).")]
 Template = Annotated[
     Path | None, typer.Option("--chat-template", help="Jinja file in place of the artifact's template.")
@@ -142,13 +140,13 @@ def engine_options(
             device=device,
             cuda_graph=not no_cuda_graph,
             spec=spec,
-            draft_tokens=_drafts(spec, draft_tokens),
+            draft_tokens=drafts(spec, draft_tokens),
             **more,
         )
 
 
-def _drafts(spec: str | None, tokens: int | None) -> int:
-    """The value of --draft-tokens."""
+def drafts(spec: str | None, tokens: int | None) -> int:
+    """What --spec and --draft-tokens come to: tokens a round, 0 without them."""
     if spec is None:
         if tokens is not None:
             raise OptionError("--draft-tokens requires --spec mtp")

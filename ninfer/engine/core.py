@@ -15,7 +15,7 @@ import numpy as np
 
 from ninfer.engine.admission import Admission, Policy
 from ninfer.engine.drafts import DraftSource, propose
-from ninfer.engine.events import Done, PromptProgress, Started
+from ninfer.engine.events import Done, PromptProgress, Speculation, Started
 from ninfer.engine.handle import Handle
 from ninfer.engine.output import OutputSession
 from ninfer.engine.prefix import PrefixCache
@@ -104,6 +104,8 @@ class Core:
             now = perf_counter()
             deadline = None if wait is None else monotonic() + wait
             ticket = Ticket(self._orders, request, session, sized, now, deadline)
+            if self._speculates:
+                ticket.speculation = Speculation(self.plan.shape.width - 1)
             if sized.output:
                 self._outstanding.add(ticket)
                 self._inbox.append(ticket)
@@ -375,7 +377,7 @@ class Core:
         stats.engine_commit_output += now - known - folded
         stats.decode_seconds += now - begin
         maintained = stats.engine_maintenance
-        if width > 1:
+        if self._speculates:
             for ticket, draft, offer in zip(tickets, drafts, offers, strict=True):
                 stats.drafted_tokens += len(draft)
                 stats.accepted_tokens += len(offer) - 1

@@ -21,8 +21,8 @@ class DraftSource(Protocol):
 
 
 def propose(source: DraftSource | None, ticket: Ticket, plan: Plan, public_tokens: int) -> list[int]:
-    """Drafts for a request's next round, none beyond what may be committed after it. Without a source they are
-    those that the model's own predictor made in the unit before."""
+    """Drafts for a request's next round, none beyond what may be committed after it. Without a source they
+    are those that the model's own predictor made in the unit before."""
     assert ticket.sequence is not None, "only admitted requests take part in rounds"
     limit = min(
         plan.shape.width - 1,

@@ -184,8 +184,6 @@ class Ticket:
             total_seconds=now - self.submitted,
             rounds=self.rounds,
             stop_string=session.stop_string,
-            drafted_tokens=self.speculation.drafted,
-            accepted_tokens=self.speculation.accepted,
             speculation=self.speculation,
             host=_NO_WORK if self.work_before is None else work.since(self.work_before),
             reuse_path=self.reuse_path,

@@ -85,8 +85,8 @@ class UnitWriter:
         return self._record
 
     def limit(self, ticket: Ticket, fed: int) -> int:
-        """Below which position a unit writes that feeds up to `fed`: a predictor feeds its own drafts on, as far
-        as they may be of use."""
+        """Below which position a unit writes that feeds up to `fed`: a predictor feeds its own drafts on, as
+        far as they may be of use."""
         return min(fed + max(self._shape.drafts - 1, 0), max(ticket.budget.context, fed))
 
     def round(
@@ -143,7 +143,8 @@ class UnitWriter:
         return self._shape.width if self._shape.drafts or any(drafts) else 1
 
     def fold(self, counts: Items[int]) -> np.ndarray:
-        """After a round of several columns: commit only the first `counts[row]` of them (0: leave the row)."""
+        """After a round of several columns: commit only the first `counts[row]` of them (0: leave the
+        row)."""
         self._record["unit"] = Unit.FOLD
         self._fields["counts"][: len(counts)] = counts
         return self._record

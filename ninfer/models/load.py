@@ -39,8 +39,8 @@ def load(
     another device holds them itself, and while it gets them `progress(stage, done, total)` is called with
     bytes. `predictor`: bind the MTP layer as well, for speculative decoding.
 
-    Raises `ModelError` if the architecture is unknown, a rule of its config or of its bindings is broken, or a
-    predictor is wanted where there is none.
+    Raises `ModelError` if the architecture is unknown, a rule of its config or of its bindings is broken, or
+    a predictor is wanted where there is none.
     """
     architectures = component(artifact, "text").config.get("architectures")
     if not isinstance(architectures, list | tuple) or len(architectures) != 1:
@@ -57,7 +57,9 @@ def load(
             f"--components text,mtp"
         )
     device = torch.device(device)
-    with uploading(device, _bytes(artifact, ("text/", "mtp/") if predictor else ("text/",)), progress) as upload:
+    with uploading(
+        device, _bytes(artifact, ("text/", "mtp/") if predictor else ("text/",)), progress
+    ) as upload:
         return importlib.import_module(package).load(
             artifact, device, activation_dtype, public_tokens, upload, predictor
         )

@@ -118,11 +118,12 @@ class Records:
 
 
 class Predictor(Protocol):
-    """Guesses the token after the next one from a hidden state and the next token; wrong guesses cost time only.
+    """Guesses the token after the next one from a hidden state and the next token; wrong guesses cost time
+    only.
 
     Its batches hold, for a column at position p of a sequence x, the token x[p + 1] and position p; `hidden`
-    `[T, hidden_size]` has the model's hidden states h[p], or what `forward` gave for position p - 1. `pages` is
-    the last layer of the cache. Source and target slots of a batch mean nothing here.
+    `[T, hidden_size]` has the model's hidden states h[p], or what `forward` gave for position p - 1. `pages`
+    is the last layer of the cache. Source and target slots of a batch mean nothing here.
     """
 
     def forward(self, batch: Batch, hidden: torch.Tensor, pages: KvPages) -> torch.Tensor:

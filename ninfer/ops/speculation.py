@@ -1,7 +1,7 @@
 """What a speculative round does between its forward passes: which drafts stand, what goes on from there.
 
-Integers and copies only, nothing is rounded, so these are exact on every backend. B requests of W columns each;
-a column at a negative position is masked.
+Integers and copies only, nothing is rounded, so these are exact on every backend. B requests of W columns
+each; a column at a negative position is masked.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ def norm_pair(
 def accept(
     drawn: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, produced: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Decide how many of each request's draws stand: one, and one more for each draft that its draw agrees with.
+    """Decide how many of each request's draws stand: one, and one more for each draft that its draw agrees
+    with.
 
     `drawn`, `tokens`, `positions` int32 `[T]`: what each column drew, was fed and where; columns after a
     request's first one are drafts. A draft stands if the column before it drew the same. With one certain
     proposal that is the exact rejection rule: it stands with its probability, and otherwise the draw has the
     distribution without it. `produced` int32 `[B]` receives the counts.
 
-    Returns int32 `following [T]`, the token after each column that stands (0 elsewhere, and where nothing could
-    be drawn), `kept [T]`, its position (-1 elsewhere), and `last [B]`, the position of the last one.
+    Returns int32 `following [T]`, the token after each column that stands (0 elsewhere, and where nothing
+    could be drawn), `kept [T]`, its position (-1 elsewhere), and `last [B]`, the position of the last one.
     """
     return _module(drawn).accept(drawn, tokens, positions, produced)
 
@@ -64,7 +65,8 @@ def keep_last(
     states: torch.Tensor | None = None,
     target_slots: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Column `counts[b] - 1` of each request (the first one where a count is 0): `[B, H]` of `columns [T, H]`.
+    """Column `counts[b] - 1` of each request (the first one where a count is 0): `[B, H]` of `columns [T,
+    H]`.
 
     With `states [slots, H]` it is also left in slot `target_slots[b]` (int32 `[B]`), unless the count is 0.
     `counts` int32 `[B]`, at most W.
@@ -77,8 +79,9 @@ def next_draft(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Note a draft of each request, and say where it is fed.
 
-    `drafts[b, step] = drawn[b]` (int32 `[R, K]`, R at least B; -1 where nothing could be drawn). Returns int32
-    `[B]` tokens (0 for -1) and positions: one higher, or -1 where that isn't below `limits[b]` or was masked.
+    `drafts[b, step] = drawn[b]` (int32 `[R, K]`, R at least B; -1 where nothing could be drawn). Returns
+    int32 `[B]` tokens (0 for -1) and positions: one higher, or -1 where that isn't below `limits[b]` or was
+    masked.
     """
     return _module(drawn).next_draft(drawn, positions, limits, drafts, step)
 

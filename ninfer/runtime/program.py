@@ -252,8 +252,8 @@ class Program:
         return drawn
 
     def _step(self, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Forward pass, scores and draws of a round, int32 `[rows * columns]`, and with drafts what follows from
-        them; also the hidden states."""
+        """Forward pass, scores and draws of a round, int32 `[rows * columns]`, and with drafts what follows
+        from them; also the hidden states."""
         count = rows * columns
         batch = self._batch(rows, columns)
         hidden = self._model.forward(batch, self._cache, self._records if columns > 1 else None)

@@ -54,8 +54,8 @@ class Unit(IntEnum):
 @dataclass(frozen=True)
 class Shape:
     """What sizes the records: `rows` requests at most, `width` columns of a row in a round, `chunk` columns
-    of a prefill, `span` of a control row, `pages` of a row's table, `tokens` that can be drawn, `drafts` that a
-    predictor makes for each row's next round (0: there is none)."""
+    of a prefill, `span` of a control row, `pages` of a row's table, `tokens` that can be drawn, `drafts` that
+    a predictor makes for each row's next round (0: there is none)."""
 
     rows: int
     width: int
@@ -77,7 +77,8 @@ class Shape:
 
     @property
     def count_rows(self) -> int:
-        """Rows of penalty counts: one a request, or with a predictor, whose drafts count as well, one a column."""
+        """Rows of penalty counts: one a request, or with a predictor, whose drafts count as well, one a
+        column."""
         return self.draws if self.drafts else self.rows
 
     @property
@@ -94,8 +95,8 @@ def ingress(shape: Shape) -> np.ndarray:
     `[rows * width]`, as `tokens` in a round; in a PREFILL the first one counts. `masks` `[rows * width,
     words]`: bit i of word w allows token 32 w + i. They come last: only units that name one need them.
 
-    With a predictor `limits` `[rows]` says below which position it may write, and `waiting` `[rows]` which token
-    follows those of a CONTROL row. Each column of a request then has a row of counts of its own, and
+    With a predictor `limits` `[rows]` says below which position it may write, and `waiting` `[rows]` which
+    token follows those of a CONTROL row. Each column of a request then has a row of counts of its own, and
     `count_rows` names all of them in every unit, `width` for each row.
     """
     rows = shape.rows

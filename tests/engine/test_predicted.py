@@ -32,7 +32,9 @@ def all_stood(core: Core) -> bool:
 @pytest.mark.parametrize("width", [2, 3, 6])
 def test_every_draft_stands(build: Build, recurrent: bool, width: int) -> None:
     """Over chunk borders, page borders and to the end of the context, alone and beside others."""
-    core = build(model=model(recurrent), width=width, concurrency=3, context=256, policy=Policy(turn_anchors=0))
+    core = build(
+        model=model(recurrent), width=width, concurrency=3, context=256, policy=Policy(turn_anchors=0)
+    )
     prompts = [PROMPT[:1], PROMPT[2:42], PROMPT[3:130], PROMPT[4:68], PROMPT[5:204]]
     handles = [core.submit(request(prompt, 66), Session()) for prompt in prompts]
     for handle, prompt in zip(handles, prompts, strict=True):
@@ -40,18 +42,20 @@ def test_every_draft_stands(build: Build, recurrent: bool, width: int) -> None:
         ids, statistics, _ = drain(handle)
         assert ids == expected_answer(prompt, count, recurrent)
         speculation = statistics.speculation
-        assert speculation.drafted == speculation.accepted == count - 1 - speculation.rounds - speculation.fallback_steps
+        assert (
+            speculation.drafted
+            == speculation.accepted
+            == count - 1 - speculation.rounds - speculation.fallback_steps
+        )
         assert speculation.fallback_steps <= 1
-        assert sum(speculation.histogram(width - 1)) == speculation.rounds
+        assert sum(speculation.histogram()) == speculation.rounds
     settle(core)
     assert all_stood(core)
 
 
 @RECURRENT
 def test_wrong_drafts_never_show(build: Build, recurrent: bool) -> None:
-    core = build(
-        model=model(recurrent, lambda count: count * 7 % 5 < 2), width=5, concurrency=4, context=256
-    )
+    core = build(model=model(recurrent, lambda count: count * 7 % 5 < 2), width=5, concurrency=4, context=256)
     sampled = SamplingParams(temperature=1.3, seed=9)
     penalized = SamplingParams(temperature=0.0, presence_penalty=3.0, frequency_penalty=1.1)
     asked = [(PROMPT[:64], None), (PROMPT[:30], penalized), (PROMPT[1:99], None), (PROMPT[:50], sampled)]
@@ -112,7 +116,8 @@ def test_reused_prefixes_carry_what_the_predictor_needs(build: Build, frontier: 
 def test_thinking_budgets_end_exactly_and_drafts_go_on_after_the_closer(build: Build, budget: int) -> None:
     core = build(model=model(), width=5, concurrency=2)
     handles = [
-        core.submit(request(PROMPT[:n], 30, thinking_budget=budget), Session(budget=budget)) for n in (60, 250)
+        core.submit(request(PROMPT[:n], 30, thinking_budget=budget), Session(budget=budget))
+        for n in (60, 250)
     ]
     for handle, n in zip(handles, (60, 250), strict=True):
         ids, _, _ = drain(handle)

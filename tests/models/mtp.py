@@ -72,7 +72,8 @@ def draft_with_mtp(g: Qwen35Geometry, model: Any = None, tensors: Tensors | None
 def reference(
     g: Qwen35Geometry, tensors: Tensors, embedding: torch.Tensor, tokens: Sequence[int], hidden: torch.Tensor
 ) -> torch.Tensor:
-    """float64 `[T, H]`: outputs at positions 0, 1, … of the tokens there, one later than the hidden states."""
+    """float64 `[T, H]`: outputs at positions 0, 1, … of the tokens there, one later than the hidden
+    states."""
     p = {name.removeprefix("mtp/"): value.double() for name, value in tensors.items()}
     block = {name.removeprefix("layers/0/"): value for name, value in p.items()}
     count, half = len(tokens), g.head_dim * g.partial_rotary_factor / 2
@@ -82,7 +83,9 @@ def reference(
 
     def rotated(x: torch.Tensor) -> torch.Tensor:
         pairs = int(half)
-        angle = torch.arange(count).double()[:, None] * g.rope_theta ** (-torch.arange(pairs).double() / pairs)
+        angle = torch.arange(count).double()[:, None] * g.rope_theta ** (
+            -torch.arange(pairs).double() / pairs
+        )
         cos, sin = angle.cos()[:, None], angle.sin()[:, None]
         low, high = x[..., :pairs], x[..., pairs : 2 * pairs]
         return torch.cat([low * cos - high * sin, high * cos + low * sin, x[..., 2 * pairs :]], -1)

@@ -54,7 +54,8 @@ def test_columns_chunks_and_recursion_follow_the_formula(dtype: torch.dtype, tmp
     bound = 2e-5 if dtype is torch.float32 else 0.06
     whole, chunked = (allocate_pages(model.kv_layout(), 3, CPU) for _ in range(2))
     assert (run(model, whole, tokens, hidden, 0) - wanted).abs().max() < bound
-    # Chunks of which only keys and values are wanted, then a few columns, then one at a time on its own output.
+    # Chunks of which only keys and values are wanted, then a few columns, then one at a time on its own
+    # output.
     for begin, end in ((0, 70), (70, 130)):
         model.predictor.fill(batch(tokens[begin:end], begin), hidden[begin:end], chunked)
     few = run(model, chunked, tokens[130:134], hidden[130:134], 130)

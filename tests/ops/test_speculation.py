@@ -55,7 +55,9 @@ def test_drafts_stand_up_to_the_first_that_differs(module: ModuleType, width: in
         )
         for row in range(ROWS):
             count = 1
-            while count < width and positions[row, count] >= 0 and drawn[row, count - 1] == tokens[row, count]:
+            while (
+                count < width and positions[row, count] >= 0 and drawn[row, count - 1] == tokens[row, count]
+            ):
                 count += 1
             assert produced[row] == count
             live = count if positions[row, 0] >= 0 else 0

@@ -41,8 +41,9 @@ def _advanced(state: int, token: int) -> int:
 class ToyPredictor:
     """Knows what the toy will say, if every token and every hidden state that it needs was given to it.
 
-    It reads the sequence back from its own pages, and the first token from the first hidden state; a hidden state
-    that isn't the toy's at that place makes the guess a wrong one. `lies(n)`: it guesses wrong after n tokens.
+    It reads the sequence back from its own pages, and the first token from the first hidden state; a hidden
+    state that isn't the toy's at that place makes the guess a wrong one. `lies(n)`: it guesses wrong after n
+    tokens.
     """
 
     def __init__(self, recurrent: bool = True, lies: Callable[[int], bool] = lambda count: False) -> None:

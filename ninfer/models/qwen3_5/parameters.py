@@ -57,7 +57,8 @@ class Parameters:
 
 @dataclass(frozen=True, eq=False)
 class PredictorParameters:
-    """The MTP layer; the columns of `input_projection` are those of the embedding, then of the hidden state."""
+    """The MTP layer; the columns of `input_projection` are those of the embedding, then of the hidden
+    state."""
 
     embedding_norm: torch.Tensor
     hidden_norm: torch.Tensor

@@ -1,4 +1,5 @@
-"""Between the passes of a speculative round: a few integers and vectors, so what counts is the launch itself."""
+"""Between the passes of a speculative round: a few integers and vectors, so what counts is the launch
+itself."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ _PARALLEL = 1 << 14  # elements
 
 
 def norm_pair_kernel(data):
-    """An item is half a row. Arguments: 0 a, 1 b, 2 and 3 their gains, 4 out, 5 rows, 6 width, 7 kind, 8 and 9
-    kinds of the gains, 10 eps."""
+    """An item is half a row. Arguments: 0 a, 1 b, 2 and 3 their gains, 4 out, 5 rows, 6 width, 7 kind, 8 and
+    9 kinds of the gains, 10 eps."""
     out, rows, width, kind = argument(data, 4), argument(data, 5), argument(data, 6), argument(data, 7)
     eps, size = get_f64(data + 80), size_of(kind)
     row, factors = stack(4 * width + 64), stack(4 * width + 64)
@@ -60,9 +61,14 @@ def accept_kernel(data):
 
 
 def count_drafts_kernel(data):
-    """For one thread. Arguments: 0 tokens, 1 positions, 2 count rows, 3 requests, 4 width, 5 counts, 6 their row's
-    length, 7 how many columns stand, or 0."""
-    tokens, positions, rows, width = argument(data, 0), argument(data, 1), argument(data, 2), argument(data, 4)
+    """For one thread. Arguments: 0 tokens, 1 positions, 2 count rows, 3 requests, 4 width, 5 counts, 6 their
+    row's length, 7 how many columns stand, or 0."""
+    tokens, positions, rows, width = (
+        argument(data, 0),
+        argument(data, 1),
+        argument(data, 2),
+        argument(data, 4),
+    )
     for request in range(argument(data, 3)):
         begin = request * width
         for column in range(begin, begin + width):
@@ -99,8 +105,8 @@ def keep_last_kernel(data):
 
 
 def next_draft_kernel(data):
-    """For one thread. Arguments: 0 drawn, 1 positions, 2 limits, 3 rows, 4 drafts, 5 their row stride, 6 step, 7
-    tokens, 8 new positions."""
+    """For one thread. Arguments: 0 drawn, 1 positions, 2 limits, 3 rows, 4 drafts, 5 their row stride, 6
+    step, 7 tokens, 8 new positions."""
     for row in range(argument(data, 3)):
         token, position = get_i32(argument(data, 0) + 4 * row), get_i32(argument(data, 1) + 4 * row)
         put_i32(argument(data, 4) + 4 * (row * argument(data, 5) + argument(data, 6)), max(token, -1))
@@ -172,8 +178,9 @@ def keep_last(
     out = torch.empty((rows, width), dtype=columns.dtype)
     slots = 0 if states is None or target_slots is None else target_slots.data_ptr()
     launch(
-        _keep_last.address, 1, 0, columns.data_ptr(), counts.data_ptr(), rows, columns.shape[0] // rows, width,
-        kind_of(columns), out.data_ptr(), states.data_ptr() if slots and states is not None else 0, slots,
+        _keep_last.address, 1, 0, columns.data_ptr(), counts.data_ptr(), rows, columns.shape[0] // rows,
+        width, kind_of(columns), out.data_ptr(), states.data_ptr() if slots and states is not None else 0,
+        slots,
     )  # fmt: skip
     return out
 
