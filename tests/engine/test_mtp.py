@@ -8,44 +8,25 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from ninfer import models, ops
-from ninfer.artifact import Artifact
+from ninfer import ops
 from ninfer.engine import Marks
 from ninfer.models import Batch, Model
 from ninfer.ops import PAGE, SamplingParams
 from ninfer.runtime.memory import allocate
 from ninfer.runtime.records import Unit
 from tests.models.conftest import one_thread  # noqa: F401
-from tests.models.mtp import draft_with_mtp
-from tests.models.tiny import FULL, LINEAR, Qwen35Geometry
+from tests.models.mtp import loaded
 
 from .harness import drain
 from .real import Desk, differences
 
-GEOMETRIES = {
-    "mixed": Qwen35Geometry(layer_types=(LINEAR, FULL, LINEAR), max_positions=1024),
-    "all-full": Qwen35Geometry(layer_types=(FULL,), max_positions=1024, tied=True),
-    "all-linear": Qwen35Geometry(layer_types=(LINEAR,), max_positions=1024),
-    "few-words": Qwen35Geometry(layer_types=(LINEAR, FULL), max_positions=1024, vocab_size=7),
-}
 NAMES = pytest.mark.parametrize("name", ["mixed", "all-full", "all-linear"])
-
-
-@cache
-def loaded(name: str, *, predictor: bool = True, dtype: torch.dtype = torch.bfloat16) -> Model:
-    geometry = GEOMETRIES[name]
-    with TemporaryDirectory() as folder:
-        path = draft_with_mtp(geometry).write(Path(folder) / "tiny.ninfer")
-        with Artifact.open(path) as artifact:
-            return models.load(artifact, activation_dtype=dtype, predictor=predictor)
 
 
 def prompts(count: int, seed: int) -> list[list[int]]:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from ninfer.artifact import Binding, Component, Use
+from ninfer import models
+from ninfer.artifact import Artifact, Binding, Component, Use
+from ninfer.models import Model
 
 from .draft import Draft, draft
-from .tiny import Qwen35Geometry, build
+from .tiny import FULL, LINEAR, Qwen35Geometry, build
 
+GEOMETRIES = {
+    "mixed": Qwen35Geometry(layer_types=(LINEAR, FULL, LINEAR), max_positions=4096),
+    "all-full": Qwen35Geometry(layer_types=(FULL,), max_positions=4096, tied=True),
+    "all-linear": Qwen35Geometry(layer_types=(LINEAR,), max_positions=4096),
+    "few-words": Qwen35Geometry(layer_types=(LINEAR, FULL), max_positions=1024, vocab_size=7),
+}
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -67,6 +78,15 @@ def draft_with_mtp(g: Qwen35Geometry, model: Any = None, tensors: Tensors | None
             out.uses[name, input_] = Use(name, input_, "A16Only")
     out.components["mtp"] = Component({"architectures": ["Qwen3_5MTP"]}, target="text")
     return out
+
+
+@cache
+def loaded(name: str, *, predictor: bool = True, dtype: torch.dtype = torch.bfloat16) -> Model:
+    """The model of a geometry, with its MTP layer."""
+    with TemporaryDirectory() as folder:
+        path = draft_with_mtp(GEOMETRIES[name]).write(Path(folder) / "tiny.ninfer")
+        with Artifact.open(path) as artifact:
+            return models.load(artifact, activation_dtype=dtype, predictor=predictor)
 
 
 def reference(

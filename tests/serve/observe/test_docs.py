@@ -50,7 +50,8 @@ def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 def everything(frontend: Frontend) -> dict[str, Any]:
     """Records in which everything that can be counted was counted."""
     flags = options(
-        engine=EngineOptions(kv_capacity="auto", spec="mtp", draft_tokens=3), host="0.0.0.0", api_key="k", cors=True, thinking=True,
+        engine=EngineOptions(kv_capacity="auto", spec="mtp", draft_tokens=3),
+        host="0.0.0.0", api_key="k", cors=True, thinking=True,
         request_log=Path("x"), speculation_detail_max_steps=9, default_thinking_budget=5,
         preserve_thinking=True, argv=("x",), sampling=SamplingOverrides(*[1] * 7, greedy=True),
     )  # fmt: skip
