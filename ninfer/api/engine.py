@@ -32,7 +32,8 @@ class EngineDescription:
 
     `device` is `cpu` or such as `cuda:0`, `device_name` the GPU's model; `cuda_graph`: are rounds replayed as
     graphs? `load_seconds` contains the `upload_seconds` in which a GPU got its weights. `draft_tokens` a
-    round by the model's MTP layer (0: no speculation).
+    round by the model's MTP layer (0: no speculation),
+    scored by the proposal head if `lm_head_draft`.
     """
 
     name: str
@@ -51,6 +52,7 @@ class EngineDescription:
     cuda_graph: bool = False
     upload_seconds: float = 0.0
     draft_tokens: int = 0
+    lm_head_draft: bool = False
 
     @property
     def computes_on(self) -> str:
@@ -158,6 +160,7 @@ class Engine:
             options.chat_template,
             device=options.device,
             predictor=options.spec is not None,
+            proposal=options.lm_head_draft,
             progress=progress,
         )
         frontend, model = loaded.frontend, loaded.model
@@ -221,6 +224,7 @@ class Engine:
             cuda_graph=on_gpu and options.cuda_graph,
             upload_seconds=loaded.upload_seconds if on_gpu else 0.0,
             draft_tokens=options.draft_tokens,
+            lm_head_draft=options.lm_head_draft,
         )
         return cls(artifact, frontend, core, description)
 

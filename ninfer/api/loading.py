@@ -67,10 +67,11 @@ def load_model(
     *,
     device: str = "cpu",
     predictor: bool = False,
+    proposal: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Loaded:
     """Build the frontend, import what computes, and bind the weights on a device (a name as in the options);
-    with `predictor` those of the MTP layer as well.
+    with `predictor` those of the MTP layer as well, with `proposal` its smaller head.
 
     `progress(stage, done, total)` is called while weights are brought to a GPU.
     """
@@ -93,7 +94,12 @@ def load_model(
         frontend = pending.result()
     begin = perf_counter()
     model = models.load(
-        artifact, chosen, public_tokens=frontend.public_tokens, predictor=predictor, progress=progress
+        artifact,
+        chosen,
+        public_tokens=frontend.public_tokens,
+        predictor=predictor,
+        proposal=proposal,
+        progress=progress,
     )
     seconds = perf_counter() - begin
     if chosen.type == "cpu":

@@ -69,6 +69,7 @@ def bench(
     no_cuda_graph: options.NoCudaGraph = False,
     spec: options.Spec = None,
     draft_tokens: options.DraftTokens = None,
+    lm_head_draft: options.LmHeadDraft = False,
     mtp_draft_tokens: Annotated[
         int | None, whole("--mtp-draft-tokens", "The same as --spec mtp --draft-tokens; 0: no drafts.")
     ] = None,
@@ -105,7 +106,8 @@ def bench(
         device,
         threads,
         cuda_graph=not no_cuda_graph,
-        drafts=_drafts(spec, draft_tokens, mtp_draft_tokens),
+        drafts=_drafts(spec, draft_tokens, mtp_draft_tokens, lm_head_draft),
+        lm_head_draft=lm_head_draft,
     )
 
     from ninfer.cli import bench_report as report
@@ -138,12 +140,12 @@ def _one(model: Path | None, weights: Path | None) -> Path:
     return found
 
 
-def _drafts(spec: str | None, tokens: int | None, mtp_tokens: int | None) -> int:
+def _drafts(spec: str | None, tokens: int | None, mtp_tokens: int | None, head: bool) -> int:
     if mtp_tokens is None:
-        return options.drafts(spec, tokens)
+        return options.drafts(spec, tokens, head)
     if spec is not None or tokens is not None:
         raise OptionError("--mtp-draft-tokens cannot be combined with --spec and --draft-tokens; drop one")
-    return options.drafts("mtp", mtp_tokens) if mtp_tokens else 0
+    return options.drafts("mtp" if mtp_tokens else None, mtp_tokens or None, head)
 
 
 def _tests(
@@ -212,6 +214,7 @@ def _engine_options(
     *,
     cuda_graph: bool,
     drafts: int,
+    lm_head_draft: bool,
 ) -> "EngineOptions":
     from ninfer.api import EngineOptions
     from ninfer.formats import KvFormat
@@ -234,6 +237,7 @@ def _engine_options(
             cuda_graph=cuda_graph,
             spec="mtp" if drafts else None,
             draft_tokens=drafts,
+            lm_head_draft=lm_head_draft,
         )
 
 

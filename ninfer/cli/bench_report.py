@@ -63,7 +63,7 @@ def document(engine: Engine, measured: Sequence[Measured], settings: Settings) -
                 "speculative_backend": "mtp" if d.draft_tokens else None,
                 "draft_tokens": d.draft_tokens,
                 "mtp_draft_tokens": d.draft_tokens,
-                "proposal_head": "full",
+                "proposal_head": "optimized" if d.lm_head_draft else "full",
                 "use_cuda_graph": graphs,
                 "decode_path": "cuda_graph" if graphs else "eager",
                 "decode_graph_prime": {

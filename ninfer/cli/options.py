@@ -18,7 +18,6 @@ LATER = {
     "--devices": "several GPUs",
     "--tp": "several GPUs",
     "--no-tp-mailbox": "several GPUs",
-    "--lm-head-draft": "the proposal head",
     "--vision": "vision",
     "--vision-device": "vision",
     "--max-vision-tokens": "vision",
@@ -70,6 +69,9 @@ Spec = Annotated[
     str | None, typer.Option("--spec", help="mtp: draft with the model's own MTP layer.", metavar="mtp")
 ]
 DraftTokens = Annotated[int | None, whole("--draft-tokens", "Tokens to draft a round, 1..5; needs --spec.")]
+LmHeadDraft = Annotated[
+    bool, typer.Option("--lm-head-draft", help="Score drafts with the artifact's proposal head.")
+]
 Threads = Annotated[int | None, whole("--threads", "CPU threads (default: from the machine).")]
 Template = Annotated[
     Path | None, typer.Option("--chat-template", help="Jinja file in place of the artifact's template.")
@@ -109,6 +111,7 @@ def engine_options(
     no_cuda_graph: bool,
     spec: str | None,
     draft_tokens: int | None,
+    lm_head_draft: bool,
     **more: Any,
 ) -> "EngineOptions":
     """The options of loading, checked, with errors that name flags; `more` goes through as it is."""
@@ -140,16 +143,17 @@ def engine_options(
             device=device,
             cuda_graph=not no_cuda_graph,
             spec=spec,
-            draft_tokens=drafts(spec, draft_tokens),
+            draft_tokens=drafts(spec, draft_tokens, lm_head_draft),
+            lm_head_draft=lm_head_draft,
             **more,
         )
 
 
-def drafts(spec: str | None, tokens: int | None) -> int:
+def drafts(spec: str | None, tokens: int | None, head: bool) -> int:
     """What --spec and --draft-tokens come to: tokens a round, 0 without them."""
     if spec is None:
-        if tokens is not None:
-            raise OptionError("--draft-tokens requires --spec mtp")
+        if tokens is not None or head:
+            raise OptionError("--draft-tokens and --lm-head-draft require --spec mtp")
         return 0
     if spec in ("dflash", "dflash2"):
         raise OptionError(f"--spec {spec} isn't supported by this version; use mtp")

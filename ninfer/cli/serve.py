@@ -99,6 +99,7 @@ def serve(
     no_cuda_graph: options.NoCudaGraph = False,
     spec: options.Spec = None,
     draft_tokens: options.DraftTokens = None,
+    lm_head_draft: options.LmHeadDraft = False,
     threads: options.Threads = None,
     chat_template: options.Template = None,
     idle_unload: Annotated[
@@ -214,6 +215,7 @@ def serve(
         no_cuda_graph=no_cuda_graph,
         spec=spec,
         draft_tokens=draft_tokens,
+        lm_head_draft=lm_head_draft,
         chat_template=chat_template,
         default_context=8192,
         max_pending=max_pending_requests,

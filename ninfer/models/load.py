@@ -29,6 +29,7 @@ def load(
     *,
     public_tokens: int | None = None,
     predictor: bool = False,
+    proposal: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Model:
     """Load the text model of an artifact.
@@ -37,7 +38,8 @@ def load(
     id domain (the frontend knows it); vocabulary rows behind it are never scored. None: every row is public.
     On the CPU the weights are views of the mapped file, which stays mapped as long as the model lives;
     another device holds them itself, and while it gets them `progress(stage, done, total)` is called with
-    bytes. `predictor`: bind the MTP layer as well, for speculative decoding.
+    bytes. `predictor`: bind the MTP layer as well, for speculative decoding; `proposal`: with the output head
+    of fewer tokens that only drafts.
 
     Raises `ModelError` if the architecture is unknown, a rule of its config or of its bindings is broken, or
     a predictor is wanted where there is none.
@@ -56,12 +58,16 @@ def load(
             f"{artifact.path} has no MTP layer; leave out --spec mtp, or convert the checkpoint again with "
             f"--components text,mtp"
         )
+    if proposal and artifact.components["text"].proposal is None:
+        raise ModelError(
+            f"{artifact.path} has no proposal head; leave out --lm-head-draft, or convert the checkpoint "
+            f"again with --proposal"
+        )
+    used = ("text/", *(("mtp/",) if predictor else ()), *(("proposal/",) if proposal else ()))
     device = torch.device(device)
-    with uploading(
-        device, _bytes(artifact, ("text/", "mtp/") if predictor else ("text/",)), progress
-    ) as upload:
+    with uploading(device, _bytes(artifact, used), progress) as upload:
         return importlib.import_module(package).load(
-            artifact, device, activation_dtype, public_tokens, upload, predictor
+            artifact, device, activation_dtype, public_tokens, upload, predictor, proposal
         )
 
 

@@ -126,8 +126,15 @@ class Predictor(Protocol):
     is the last layer of the cache. Source and target slots of a batch mean nothing here.
     """
 
+    token_ids: torch.Tensor | None
+    """int32 `[rows]`: the tokens that `logits` scores; None: all public ones."""
+
     def forward(self, batch: Batch, hidden: torch.Tensor, pages: KvPages) -> torch.Tensor:
-        """`[T, hidden_size]` whose `Model.logits` score x[p + 2]; appends keys and values."""
+        """`[T, hidden_size]` whose `logits` score x[p + 2]; appends keys and values."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """FP32 `[n, rows]` for `hidden` `[n, hidden_size]`."""
         ...
 
     def fill(self, batch: Batch, hidden: torch.Tensor, pages: KvPages) -> None:

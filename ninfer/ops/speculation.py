@@ -75,15 +75,21 @@ def keep_last(
 
 
 def next_draft(
-    drawn: torch.Tensor, positions: torch.Tensor, limits: torch.Tensor, drafts: torch.Tensor, step: int
+    drawn: torch.Tensor,
+    positions: torch.Tensor,
+    limits: torch.Tensor,
+    drafts: torch.Tensor,
+    step: int,
+    token_ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Note a draft of each request, and say where it is fed.
+    """Note a draft of each request, and say where it is fed. What was drawn are rows of a proposal head,
+    whose tokens are `token_ids` (int32 `[rows]`), or tokens.
 
-    `drafts[b, step] = drawn[b]` (int32 `[R, K]`, R at least B; -1 where nothing could be drawn). Returns
-    int32 `[B]` tokens (0 for -1) and positions: one higher, or -1 where that isn't below `limits[b]` or was
-    masked.
+    `drafts[b, step]` becomes the token of `drawn[b]` (int32 `[R, K]`, R at least B; -1 where nothing could be
+    drawn). Returns int32 `[B]` tokens (0 for -1) and positions: one higher, or -1 where that isn't below
+    `limits[b]` or was masked.
     """
-    return _module(drawn).next_draft(drawn, positions, limits, drafts, step)
+    return _module(drawn).next_draft(drawn, positions, limits, drafts, step, token_ids)
 
 
 def _module(tensor: torch.Tensor) -> ModuleType:

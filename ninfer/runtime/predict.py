@@ -27,15 +27,17 @@ class Predict:
         self,
         model: Model,
         cache: Cache,
-        counts: torch.Tensor,
         fields: Mapping[str, torch.Tensor],
         drafts: torch.Tensor,
     ) -> None:
         assert model.predictor is not None, "the plan counted a predictor"
         assert cache.hidden is not None, "the plan counted hidden states"
-        self._model, self._predictor = model, model.predictor
+        self._predictor = model.predictor
         self._pages, self._states = cache.kv[-1], cache.hidden
-        self._counts, self._fields, self._drafts = counts, fields, drafts
+        self._fields, self._drafts = fields, drafts
+        scored = model.public_tokens if self._predictor.token_ids is None else len(self._predictor.token_ids)
+        self._none = torch.zeros((0, scored), dtype=torch.int32, device=model.device)
+        """No counts: drafts know of no penalties."""
         rows = len(drafts)
         self._draws = [
             ops.Draws.of(
@@ -72,8 +74,11 @@ class Predict:
     def _draft(self, guesses: torch.Tensor, positions: torch.Tensor, rows: int) -> None:
         limits, draws, steps = self._fields["limits"][:rows], self._draws[rows - 1], self._drafts.shape[1]
         for step in range(steps):
-            drawn = ops.draw(self._model.logits(guesses), draws, self._counts)
-            tokens, positions = ops.next_draft(drawn, positions, limits, self._drafts, step)
+            scores = self._predictor.logits(guesses)
+            drawn = ops.draw(scores, draws, self._none)
+            tokens, positions = ops.next_draft(
+                drawn, positions, limits, self._drafts, step, self._predictor.token_ids
+            )
             if step + 1 < steps:
                 guesses = self._predictor.forward(self._batch(tokens, positions, rows), guesses, self._pages)
 

@@ -131,7 +131,7 @@ class Program:
         """Of the columns of the newest round."""
         self._predict: Predict | None = None
         if shape.drafts:
-            self._predict = Predict(model, self._cache, self._counts, self._fields, results["drafts"])
+            self._predict = Predict(model, self._cache, self._fields, results["drafts"])
         self._stand = results["produced"]
 
     def run(self, record: np.ndarray) -> np.ndarray:

@@ -142,10 +142,10 @@ def test_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         ([MODEL, "--profile-measured"], "--profile-measured needs exactly one test and -r 1"),
         ([MODEL, "-n", "4", "--output-file", "/nowhere/at/all"], "the folder /nowhere/at of --output-file"),
         ([MODEL, "-n", "4", "--spec", "mtp"], "--spec mtp requires --draft-tokens in [1, 5]"),
-        ([MODEL, "-n", "4", "--draft-tokens", "3"], "--draft-tokens requires --spec mtp"),
+        ([MODEL, "-n", "4", "--draft-tokens", "3"], "--draft-tokens and --lm-head-draft require --spec mtp"),
         ([MODEL, "-n", "4", "--spec", "fast", "--draft-tokens", "3"], "invalid speculative backend: fast"),
         ([MODEL, "--mtp-draft-tokens", "6"], "--spec mtp requires --draft-tokens in [1, 5]"),
-        ([MODEL, "--lm-head-draft"], "--lm-head-draft is not available in this version"),
+        ([MODEL, "--lm-head-draft"], "--draft-tokens and --lm-head-draft require --spec mtp"),
         (["synthetic:tiny/x"], "there is no model 'synthetic:tiny/x'"),
     ],
 )

@@ -184,7 +184,7 @@ def test_the_key_may_come_from_the_environment_and_is_shown_nowhere(serve, monke
         (["--max-long-anchors-per-continuation", "1"], ["has no counterpart", "--kv-capacity"]),
         (["--context-cost-presets", "f"], ["--context-cost-presets has no counterpart"]),
         (["--tp", "2"], ["--tp is not available", "several GPUs"]),
-        (["--lm-head-draft"], ["--lm-head-draft is not available", "the proposal head"]),
+        (["--lm-head-draft"], ["--lm-head-draft require --spec mtp"]),
         (["--spec", "mtp"], ["--spec mtp requires --draft-tokens in [1, 5]"]),
         (["--vision"], ["--vision is not available", "vision"]),
         (["--media-live-mib", "1"], ["--media-live-mib is not available", "vision"]),

@@ -8,20 +8,22 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from ninfer import ops
+from ninfer import models, ops
+from ninfer.artifact import Artifact
 from ninfer.engine import Marks
 from ninfer.models import Batch, Model
 from ninfer.ops import PAGE, SamplingParams
 from ninfer.runtime.memory import allocate
 from ninfer.runtime.records import Unit
 from tests.models.conftest import one_thread  # noqa: F401
-from tests.models.mtp import loaded
+from tests.models.mtp import GEOMETRIES, add_proposal, draft_with_mtp, loaded
 
 from .harness import drain
 from .real import Desk, differences
@@ -70,6 +72,23 @@ def test_sampled_and_penalized_answers_too(name: str) -> None:
             handles = [fast.submit(prompt, 40, sampling=sampling) for sampling in kinds]
             for handle, sampling in zip(handles, kinds, strict=True):
                 assert drain(handle)[0] == plain.ask(prompt, 40, sampling=sampling).ids
+
+
+def test_a_proposal_head_drafts_only_its_tokens(tmp_path: Path) -> None:
+    ids = list(range(20, 80))[::-1]
+    path = add_proposal(draft_with_mtp(GEOMETRIES["mixed"]), ids).write(tmp_path / "tiny.ninfer")
+    with Artifact.open(path) as artifact:
+        model = models.load(artifact, predictor=True, proposal=True)
+    proposed: set[int] = set()
+    with (
+        Desk(loaded("mixed", predictor=False), context=256) as plain,
+        Desk(model, 2, 256, width=4, capacity=512) as fast,
+    ):
+        fast.on_unit = lambda unit: proposed.update(fast.program._egress["drafts"].reshape(-1).tolist())
+        for prompt in prompts(4, 6):
+            assert fast.ask(prompt, 30).ids == plain.ask(prompt, 30).ids
+    assert len(proposed) > 5
+    assert proposed <= {0, *ids}  # the row of a lane that was never used holds zeros
 
 
 def formula(model: Model, ledger: list[int], count: int) -> list[list[float]]:

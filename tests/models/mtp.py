@@ -12,6 +12,7 @@ import torch
 
 from ninfer import models
 from ninfer.artifact import Artifact, Binding, Component, Use
+from ninfer.artifact.records import Proposal
 from ninfer.models import Model
 
 from .draft import Draft, draft
@@ -77,6 +78,16 @@ def draft_with_mtp(g: Qwen35Geometry, model: Any = None, tensors: Tensors | None
             input_ = f"mtp/{_INPUTS.get(short, 'layers/0/mixer_input')}"
             out.uses[name, input_] = Use(name, input_, "A16Only")
     out.components["mtp"] = Component({"architectures": ["Qwen3_5MTP"]}, target="text")
+    return out
+
+
+def add_proposal(out: Draft, ids: Sequence[int]) -> Draft:
+    """The rows `ids` of the output head as the head that drafts."""
+    head = build(GEOMETRIES["mixed"]).state_dict()["lm_head.weight"]
+    out.bindings["proposal/head"] = Binding.to(out.add("proposal/head", head[list(ids)]))
+    out.bindings["proposal/token_ids"] = Binding.to(out.add("proposal/ids", torch.tensor(list(ids)), "int32"))
+    out.uses["proposal/head", "mtp/final_hidden"] = Use("proposal/head", "mtp/final_hidden", "A16Only")
+    out.components["text"] = Component(out.config, proposal=Proposal("indexed", len(ids)))
     return out
 
 

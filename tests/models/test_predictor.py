@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from ninfer.ops import KvPages
 from ninfer.runtime.memory import allocate_pages
 
 from .draft import draft
-from .mtp import draft_with_mtp, mtp_tensors, reference
+from .mtp import GEOMETRIES, add_proposal, draft_with_mtp, mtp_tensors, reference
 from .tiny import FULL, LINEAR, LlamaGeometry, Qwen35Geometry, build
 
 G = Qwen35Geometry(layer_types=(LINEAR, FULL), max_positions=1024)
@@ -83,3 +84,34 @@ def test_an_artifact_without_the_layer_is_refused(geometry: object, tmp_path: Pa
     path = draft(geometry, build(geometry)).write(tmp_path / "tiny.ninfer")  # type: ignore[arg-type]
     with Artifact.open(path) as artifact, pytest.raises(ModelError, match="has no MTP layer"):
         models.load(artifact, predictor=True)
+
+
+IDS = [7, 3, 190, 55, *range(60, 110)]
+
+
+def with_proposal(folder: Path, ids: Sequence[int]) -> Path:
+    return add_proposal(draft_with_mtp(GEOMETRIES["mixed"]), ids).write(folder / "tiny.ninfer")
+
+
+def test_a_proposal_head_scores_fewer_tokens(tmp_path: Path) -> None:
+    with Artifact.open(with_proposal(tmp_path, IDS)) as artifact:
+        small, full = (models.load(artifact, predictor=True, proposal=wanted) for wanted in (True, False))
+        with pytest.raises(ModelError, match=r"has 54 rows, but the tokenizer only 53 tokens"):
+            models.load(artifact, predictor=True, proposal=True, public_tokens=53)
+        with pytest.raises(ModelError, match=r"must be different ones below 190"):
+            models.load(artifact, predictor=True, proposal=True, public_tokens=190)
+    assert small.predictor is not None
+    assert full.predictor is not None
+    hidden = torch.randn(3, small.hidden_size).bfloat16()
+    assert small.predictor.token_ids is not None
+    assert small.predictor.token_ids.tolist() == IDS
+    assert full.predictor.token_ids is None
+    assert torch.equal(full.predictor.logits(hidden), full.logits(hidden))
+    assert torch.equal(small.predictor.logits(hidden), full.logits(hidden)[:, IDS])
+
+
+def test_a_missing_proposal_head_is_refused(tmp_path: Path) -> None:
+    path = draft_with_mtp(G).write(tmp_path / "tiny.ninfer")
+    refused = pytest.raises(ModelError, match="has no proposal head; leave out --lm-head-draft")
+    with Artifact.open(path) as artifact, refused:
+        models.load(artifact, predictor=True, proposal=True)

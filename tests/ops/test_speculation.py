@@ -93,6 +93,13 @@ def test_drafts_go_on_up_to_their_limits(module: ModuleType) -> None:
 
 
 @IMPLEMENTATIONS
+def test_rows_of_a_proposal_head_become_tokens(module: ModuleType) -> None:
+    drafts = torch.zeros((2, 1), dtype=torch.int32)
+    tokens, _ = module.next_draft(ints([2, -1]), ints([1, 1]), ints([9, 9]), drafts, 0, ints([30, 10, 20]))
+    assert (tokens.tolist(), drafts.tolist()) == ([20, 0], [[20], [-1]])
+
+
+@IMPLEMENTATIONS
 @pytest.mark.parametrize("width", [2, 4])
 def test_counts_follow_drafts_and_then_what_stands(module: ModuleType, width: int) -> None:
     for seed in range(20):

@@ -48,6 +48,7 @@ class ToyPredictor:
 
     def __init__(self, recurrent: bool = True, lies: Callable[[int], bool] = lambda count: False) -> None:
         self._recurrent, self._lies = recurrent, lies
+        self.token_ids = None
 
     def forward(self, batch: Batch, hidden: torch.Tensor, pages: KvPages) -> torch.Tensor:
         self.fill(batch, hidden, pages)
@@ -64,6 +65,9 @@ class ToyPredictor:
             wrong |= int(hidden[column].argmax()) != expected_token(ledger[:-1], self._recurrent)
             out[column, (expected_token(ledger, self._recurrent) + wrong) % PUBLIC] = 5.0
         return out
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.float()
 
     def fill(self, batch: Batch, hidden: torch.Tensor, pages: KvPages) -> None:
         width = len(batch.tokens) // batch.rows

@@ -20,6 +20,7 @@ def load(
     public_tokens: int | None,
     upload: Upload | None = None,
     predictor: bool = False,
+    proposal: bool = False,
 ) -> Llama:
     """Check the config and bind the text component."""
     if predictor:

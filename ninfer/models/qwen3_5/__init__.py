@@ -8,7 +8,7 @@ from ninfer.artifact import Contents
 from ninfer.models.binding import Binder, component, public_domain
 from ninfer.models.qwen3_5.config import parse
 from ninfer.models.qwen3_5.forward import Qwen35
-from ninfer.models.qwen3_5.parameters import bind, bind_predictor
+from ninfer.models.qwen3_5.parameters import Proposal, bind, bind_predictor, bind_proposal
 from ninfer.models.qwen3_5.predictor import MtpPredictor
 from ninfer.ops import Upload
 
@@ -20,16 +20,22 @@ def load(
     public_tokens: int | None,
     upload: Upload | None = None,
     predictor: bool = False,
+    proposal: bool = False,
 ) -> Qwen35:
-    """Check the config and bind the text component and, if wanted, the MTP layer; others stay unread."""
+    """Check the config and bind the text component and, if wanted, the MTP layer, if
+    wanted with the head that only drafts; others stay unread."""
     config = parse(component(artifact, "text").config, has_mtp="mtp" in artifact.components)
     public = public_domain(public_tokens, config.vocab_size)
     binder = Binder(artifact, device, upload)
     parameters = bind(binder, config)
     mtp = None
     if predictor:
-        component(artifact, "mtp")
-        mtp = MtpPredictor(config, bind_predictor(binder, config), parameters.token_embedding, device, dtype)
+        head = Proposal(parameters.output_head, public)
+        if proposal:
+            record = component(artifact, "text").proposal
+            head = bind_proposal(binder, config, record.rows if record else None, public)
+        layer = bind_predictor(binder, config)
+        mtp = MtpPredictor(config, layer, parameters.token_embedding, head, device, dtype)
     return Qwen35(config, parameters, device, dtype, public, mtp)
 
 

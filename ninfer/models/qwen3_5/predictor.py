@@ -2,7 +2,8 @@
 
     u = W [norm(embedding(x[p + 1])) | norm(h[p])];  u = block(u at position p);  m = norm(u)
 
-`h` is the text model's hidden state after its final norm, and m is scored by the text model's own head. For a
+`h` is the text model's hidden state after its final norm, and m is scored by the text model's own head or by
+one of fewer rows. For a
 guess further ahead m takes the place of h. Keys and values at position p depend on x[p + 1], so a prompt's
 last ones are known only with the first drawn token.
 """
@@ -15,23 +16,27 @@ from ninfer import ops
 from ninfer.models.model import Batch
 from ninfer.models.qwen3_5.blocks import append, attention, feed_forward
 from ninfer.models.qwen3_5.config import TextConfig
-from ninfer.models.qwen3_5.parameters import Attention, PredictorParameters
+from ninfer.models.qwen3_5.parameters import Attention, PredictorParameters, Proposal
 
 
 class MtpPredictor:
-    """Implements `ninfer.models.Predictor`; `embedding` is the text model's."""
+    """Implements `ninfer.models.Predictor`; `embedding` is the text model's, and `proposal` may be its
+    head."""
 
     def __init__(
         self,
         config: TextConfig,
         parameters: PredictorParameters,
         embedding: ops.Matrix,
+        proposal: Proposal,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         assert isinstance(parameters.layer.mixer, Attention)
         self.config = config
         self.parameters = parameters
+        self.token_ids = proposal.token_ids
+        self._proposal = proposal
         self._mixer = parameters.layer.mixer
         self._embedding, self._device, self._dtype = embedding, device, dtype
 
@@ -39,6 +44,9 @@ class MtpPredictor:
         p, eps = self.parameters, self.config.rms_norm_eps
         x = attention(p.layer, self._mixer, self._stem(batch, hidden), batch, pages, eps)
         return ops.rms_norm(feed_forward(p.layer, x, eps), p.final_norm, eps, unit_offset=True)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return ops.logits(hidden, self._proposal.head, self._proposal.rows)
 
     def fill(self, batch: Batch, hidden: torch.Tensor, pages: ops.KvPages) -> None:
         append(

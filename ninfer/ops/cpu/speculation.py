@@ -106,9 +106,11 @@ def keep_last_kernel(data):
 
 def next_draft_kernel(data):
     """For one thread. Arguments: 0 drawn, 1 positions, 2 limits, 3 rows, 4 drafts, 5 their row stride, 6
-    step, 7 tokens, 8 new positions."""
+    step, 7 tokens, 8 new positions, 9 tokens of what was drawn or 0."""
     for row in range(argument(data, 3)):
         token, position = get_i32(argument(data, 0) + 4 * row), get_i32(argument(data, 1) + 4 * row)
+        if token >= 0 and argument(data, 9):
+            token = get_i32(argument(data, 9) + 4 * token)
         put_i32(argument(data, 4) + 4 * (row * argument(data, 5) + argument(data, 6)), max(token, -1))
         put_i32(argument(data, 7) + 4 * row, max(token, 0))
         ahead = -1
@@ -186,11 +188,17 @@ def keep_last(
 
 
 def next_draft(
-    drawn: torch.Tensor, positions: torch.Tensor, limits: torch.Tensor, drafts: torch.Tensor, step: int
+    drawn: torch.Tensor,
+    positions: torch.Tensor,
+    limits: torch.Tensor,
+    drafts: torch.Tensor,
+    step: int,
+    token_ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, ahead = torch.empty_like(drawn), torch.empty_like(drawn)
     launch(
         _next_draft.address, 1, 0, drawn.data_ptr(), positions.data_ptr(), limits.data_ptr(), drawn.numel(),
         drafts.data_ptr(), drafts.stride(0), step, tokens.data_ptr(), ahead.data_ptr(),
+        0 if token_ids is None else token_ids.data_ptr(),
     )  # fmt: skip
     return tokens, ahead

@@ -71,8 +71,16 @@ def keep_last(
 
 
 def next_draft(
-    drawn: torch.Tensor, positions: torch.Tensor, limits: torch.Tensor, drafts: torch.Tensor, step: int
+    drawn: torch.Tensor,
+    positions: torch.Tensor,
+    limits: torch.Tensor,
+    drafts: torch.Tensor,
+    step: int,
+    token_ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if token_ids is not None:
+        found = (drawn >= 0).to(torch.int32)
+        drawn = (token_ids.index_select(0, drawn.clamp(min=0).long()) + 1) * found - 1
     drafts[: drawn.numel(), step].copy_(drawn.clamp(min=-1))
     ahead = positions + 1
     live = ((positions >= 0) & (ahead < limits)).to(torch.int32)

@@ -177,7 +177,7 @@ def _engine(options: ServeOptions, info: EngineInfo) -> dict[str, Any]:
         "prefix_reuse": engine.prefix_reuse,
         "speculative_backend": engine.spec or "none",
         "speculative_draft_window": engine.draft_tokens,
-        "proposal_head": "full",
+        "proposal_head": "optimized" if engine.lm_head_draft else "full",
         "context_cost": {
             "transfer_source": "none",
             "prefill_source": "none",
