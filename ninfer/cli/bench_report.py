@@ -76,8 +76,13 @@ def document(engine: Engine, measured: Sequence[Measured], settings: Settings) -
                 "warmup": settings.warmup,
                 "corpus_path": None if settings.corpus is None else str(settings.corpus),
                 "corpus_tokens": settings.corpus_tokens,
+                "assumed_acceptance": settings.assumed,
             },
-            "tests": [_test(one, engine.plan.workspace_bytes, d.draft_tokens) for one in measured],
+            "tests": [
+                _test(one, engine.plan.workspace_bytes, d.draft_tokens)
+                | {"assumed_decode_tok_s": _assumed(one, d.draft_tokens, settings.assumed)}
+                for one in measured
+            ],
         }
     )
 
@@ -95,9 +100,13 @@ def table(report: Mapping[str, Any]) -> str:
         f"{environment['gpu_name'] or environment['cpu']}, KV {config['kv_cache']}, context "
         f"{config['max_context']}, prefill chunks of {config['prefill_chunk']}, {config['decode_path']}"
     )
-    rows = [[title for title, _ in _COLUMNS]]
-    rows += [[cell(test) for _, cell in _COLUMNS] for test in report["tests"]]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    columns = list(_COLUMNS)
+    if (share := config["assumed_acceptance"]) is not None:
+        title = f"decode t/s ASSUMING {100 * share:g} % accepted"
+        columns.append((title, _cell("assumed_decode_tok_s", lambda value: f"{value:.2f}")))
+    rows = [[title for title, _ in columns]]
+    rows += [[cell(test) for _, cell in columns] for test in report["tests"]]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     lines = [
         "  ".join(
             cell.rjust(width) if i else cell.ljust(width)
@@ -202,6 +211,15 @@ def _speculative(found: Speculation, window: int) -> dict[str, Any]:
 def _round_ms(run: Repetition) -> float | None:
     rounds = run.row_rounds / (run.average_batch or 1)
     return 1e3 * run.decode_seconds / rounds if rounds else None
+
+
+def _assumed(measured: Measured, window: int, share: float | None) -> float | None:
+    """Decoded tokens a second if so many of the drafts stood; an assumption, not a measurement."""
+    mean, _ = mean_and_deviation(_round_ms(run) for run in measured.repetitions)
+    batch, _ = mean_and_deviation(run.average_batch for run in measured.repetitions)
+    if share is None or mean is None or batch is None or not measured.case.generated:
+        return None
+    return 1e3 * batch * (1 + share * window) / mean
 
 
 def _repetition(run: Repetition, window: int) -> dict[str, Any]:

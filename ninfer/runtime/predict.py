@@ -38,6 +38,8 @@ class Predict:
         scored = model.public_tokens if self._predictor.token_ids is None else len(self._predictor.token_ids)
         self._none = torch.zeros((0, scored), dtype=torch.int32, device=model.device)
         """No counts: drafts know of no penalties."""
+        if model.device.type != "cpu":
+            torch.cuda.synchronize(model.device)  # units run on another stream than this
         rows = len(drafts)
         self._draws = [
             ops.Draws.of(

@@ -181,7 +181,7 @@ def _speculative(found: Speculation, most: int | None) -> dict[str, Any]:
     }
 
 
-def _lengths(lengths: bytes) -> str:
+def _lengths(lengths: bytearray) -> str:
     """A hexadecimal digit for each round, a dash for one without drafts."""
     return "".join("-" if length == NO_DRAFT else f"{length:x}" for length in lengths)
 
