@@ -11,6 +11,8 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 GGUF   := models/SmolLM2-135M-Instruct.Q4_1.gguf
 SMOL   := models/smollm2-135m-instruct.ninfer
 NANO   := models/ninfer-nano.ninfer
+# Tests run in so many processes of one thread each: threads that wait for each other take twice as long.
+WORKERS ?= 2
 MODEL  := $(SMOL)
 CHOSEN := $(if $(filter nano,$(MODEL)),$(NANO),$(MODEL))
 ifeq ($(CHOSEN),$(NANO))
@@ -28,7 +30,7 @@ chat: $(VENV)/.run $(filter $(SMOL),$(CHOSEN))
 	$(BIN)/ninfer "$(CHOSEN)" $(DEMO_OPTIONS)
 
 test: $(VENV)/.dev $(GGUF)
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 soak: $(VENV)/.dev $(GGUF)
 	$(BIN)/python -m pytest -q -m soak

@@ -141,9 +141,12 @@ def _compile_triton(specimen, target: int) -> tuple[bytes, int]:
     from triton.compiler import ASTSource
 
     kernel = specimen.kernel
+    constants = dict(specimen.constants)
+    if "EARLY" in kernel.arg_names:
+        constants.setdefault("EARLY", target >= 90)
     types = {name: specimen.signature.get(name, "constexpr") for name in kernel.arg_names}
-    unknown = (specimen.signature.keys() | specimen.constants.keys()) - types.keys()
-    missing = [n for n, kind in types.items() if kind == "constexpr" and n not in specimen.constants]
+    unknown = (specimen.signature.keys() | constants.keys()) - types.keys()
+    missing = [n for n, kind in types.items() if kind == "constexpr" and n not in constants]
     if unknown or missing:
         raise ValueError(f"the specimen has unknown arguments {sorted(unknown)} and lacks {missing}")
     # As at run time: pointers begin at multiples of 16 bytes, but for those that the kernel excepts.
@@ -152,8 +155,10 @@ def _compile_triton(specimen, target: int) -> tuple[bytes, int]:
         for parameter in kernel.params
         if types[parameter.name].startswith("*") and not parameter.do_not_specialize_on_alignment
     }
-    source = ASTSource(kernel, types, dict(specimen.constants), attributes)  # pyright: ignore[reportCallIssue]
+    source = ASTSource(kernel, types, constants, attributes)  # pyright: ignore[reportCallIssue]
     options = dict(specimen.options)
+    if constants.get("EARLY"):
+        options["launch_pdl"] = True
     compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
     return compiled.asm["cubin"], compiled.metadata.shared
 

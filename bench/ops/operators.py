@@ -248,16 +248,22 @@ def _norms(suite: Suite, count: int) -> Iterator[Row]:
     yield Row(f"rms_norm [{s.hidden}] T={count}", us, 4 * count * s.hidden)
 
 
-def _mixed(suite: Suite, count: int, batch: int) -> Iterator[Row]:
+def _mixer(suite: Suite) -> ops.GdnMixer:
     s, device = suite.shapes, suite.device
     keys, values = s.key_heads * s.gdn_dim, s.value_heads * s.gdn_dim
-    mixer = ops.GdnMixer(
+    return ops.GdnMixer(
         s.key_heads, s.gdn_dim, s.value_heads, s.gdn_dim, 1e-6,
         suite.matrix("bf16", s.value_heads, s.hidden, Role.GATING, 1),
         suite.matrix("bf16", s.value_heads, s.hidden, Role.GATING, 2),
         torch.rand(s.value_heads, device=device), -torch.rand(s.value_heads, device=device) - 2,
         suite.normal(4, 2 * keys + values) * 0.5, suite.normal(s.gdn_dim), None,
     )  # fmt: skip
+
+
+def _mixed(suite: Suite, count: int, batch: int) -> Iterator[Row]:
+    s, device = suite.shapes, suite.device
+    keys, values = s.key_heads * s.gdn_dim, s.value_heads * s.gdn_dim
+    mixer = _mixer(suite)
     state_bytes = 4 * s.value_heads * s.gdn_dim**2
     sets = copies(2 * state_bytes * batch, most=64)
     states = torch.randn((2 * sets * batch, s.value_heads, s.gdn_dim, s.gdn_dim), device=device) * 0.1
@@ -269,6 +275,91 @@ def _mixed(suite: Suite, count: int, batch: int) -> Iterator[Row]:
     moved = 2 * batch * (state_bytes + history[0].numel() * 2) + 4 * s.value_heads * s.hidden
     moved += 2 * count * (wide.shape[1] + s.hidden + values)
     yield Row(f"gdn_mix T={count} B={batch}", suite.time(calls), moved)
+
+
+def _layers(suite: Suite) -> Iterator[Row]:
+    """Whole layers of a round, one kernel behind the other: more than the sum of `small` is what lies between
+    them."""
+    s, sets, depth = suite.shapes, 4, suite.shapes.depths[0]
+    for format in suite.formats:
+        products = [_products(suite, format, i) for i in range(sets)]
+        size = sum(_encoded(format, rows, columns) for rows, columns, _ in _layer_shapes(s))
+        for count in suite.columns:
+            x = suite.normal(count, s.hidden)
+            calls = [_delta_net_layer(suite, x, made) for made in products]
+            state = 8 * s.value_heads * s.gdn_dim**2
+            yield Row(f"GDN layer {format} T={count}", suite.time(calls), size + state)
+            for kv in suite.kv:
+                calls = [_attention_layer(suite, x, made, kv, depth) for made in products]
+                keys = (
+                    depth * s.kv_heads * sum(v.code.vector_bytes(s.head_dim, 2) for v in (kv.keys, kv.values))
+                )
+                yield Row(
+                    f"attention layer {format} {kv} depth {depth} T={count}", suite.time(calls), size + keys
+                )
+        del products
+
+
+def _layer_shapes(s: Shapes) -> list[tuple[int, int, Role]]:
+    return [
+        (s.gdn_rows, s.hidden, Role.LINEAR),
+        (s.hidden, s.value_heads * s.gdn_dim, Role.LINEAR),
+        (2 * s.inner, s.hidden, Role.SWIGLU),
+        (s.hidden, s.inner, Role.LINEAR),
+    ]
+
+
+def _products(suite: Suite, format: str, seed: int) -> list[Matrix]:
+    return [suite.matrix(format, *shape, seed) for shape in _layer_shapes(suite.shapes)]
+
+
+def _encoded(format: str, rows: int, columns: int) -> int:
+    q6 = 0 if format == "ggml_k" else None
+    return encoded_bytes(format, default_layout(format), (rows, columns), q6_rows=q6)
+
+
+def _behind(x: torch.Tensor, y: torch.Tensor, made: Sequence[Matrix], gain: torch.Tensor) -> torch.Tensor:
+    """What follows a mixer."""
+    x = ops.linear(y, made[1], residual=x)
+    return ops.linear(ops.norm_linear_swiglu(x, gain, 1e-6, True, made[2]), made[3], residual=x)
+
+
+def _delta_net_layer(suite: Suite, x: torch.Tensor, made: Sequence[Matrix]) -> Callable[[], object]:
+    s = suite.shapes
+    mixer, gain, channels = _mixer(suite), suite.normal(s.hidden) * 0.1, 2 * s.key_heads * s.gdn_dim
+    channels += s.value_heads * s.gdn_dim
+    states = torch.randn((2, s.value_heads, s.gdn_dim, s.gdn_dim), device=suite.device) * 0.1
+    history = suite.normal(2, 3, channels)
+    source, target = torch.arange(2, device=suite.device).int().split(1)
+
+    def call() -> torch.Tensor:
+        heads, h = ops.norm_linear(x, gain, 1e-6, True, made[0])
+        qkv, z = heads.split_with_sizes((channels, heads.shape[1] - channels), 1)
+        y = ops.gdn_mix(mixer, qkv, z, h, history, states, source, target)
+        return _behind(x, y, made, gain)
+
+    return call
+
+
+def _attention_layer(
+    suite: Suite, x: torch.Tensor, made: Sequence[Matrix], kv: KvFormat, depth: int
+) -> Callable[[], object]:
+    s, count = suite.shapes, len(x)
+    pages = _pages(suite, kv, -(-depth // PAGE))
+    table = torch.randperm(len(pages.k), device=suite.device).int()[None]
+    positions = torch.arange(depth - count, depth, device=suite.device).int()
+    rope, norm = ops.Rope(s.head_dim // 4, 1e7), suite.normal(s.head_dim) * 0.1
+    gain, q_width, k_width = suite.normal(s.hidden) * 0.1, s.heads * s.head_dim, s.kv_heads * s.head_dim
+
+    def call() -> torch.Tensor:
+        heads, _ = ops.norm_linear(x, gain, 1e-6, True, made[0])
+        q, k, gate, v = heads[:, : s.attention_rows].split((q_width, k_width, q_width, k_width), 1)
+        q, k, v = (part.unflatten(1, (-1, s.head_dim)) for part in (q, k, v))
+        q = ops.qk_prepare(q, k, v, positions, rope, norm, norm, 1e-6, pages, table, positions)
+        y = ops.gated_attention(q, gate, pages, table, positions, s.head_dim**-0.5)
+        return _behind(x, y, made, gain)
+
+    return call
 
 
 def _pages(suite: Suite, format: KvFormat, count: int) -> KvPages:
@@ -293,6 +384,7 @@ def _plane(suite: Suite, side: KvSide, count: int) -> tuple[torch.Tensor, torch.
 
 GROUPS: dict[str, Callable[[Suite], Iterator[Row]]] = {
     "small": _small,
+    "layers": _layers,
     "ends": _ends,
     "attention": _attention,
     "recurrence": _recurrence,

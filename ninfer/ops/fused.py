@@ -1,7 +1,7 @@
 """Neighbouring operators as one: what a backend may do in one pass, defined by its parts.
 
 A backend that has a fused kernel offers it under the same name; elsewhere the parts run one after the other.
-The roundings are those of the parts, so both ways meet the same criterion.
+Both ways meet the same criterion; roundings may stand elsewhere (a GPU multiplies sums by a norm's factor).
 """
 
 from __future__ import annotations

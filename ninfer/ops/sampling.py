@@ -136,16 +136,20 @@ def mask_words(tokens: int) -> int:
 
 
 def draw(
-    logits: torch.Tensor, draws: Draws, counts: torch.Tensor, masks: torch.Tensor | None = None
+    logits: torch.Tensor,
+    draws: Draws,
+    counts: torch.Tensor,
+    masks: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One token id per row of `logits` (float32 `[B, V]`, public ids): int32 `[B]`.
+    """One token id per row of `logits` (float32 `[B, V]`, public ids): int32 `[B]`, in `out` if it is given.
 
     -1 where the best score is not finite, -2 where the row draws nothing, -3 where its mask allows no token.
     `counts` (int32 `[R, V]`) says how often each id was generated; it is read, never written: the caller
     counts a token when it is committed. `masks` (int32 `[M, ceil(V / 32)]`): bit i of word w allows token
     32 w + i; bits from V on mean nothing. Without masks a row that names one is allowed nothing.
     """
-    return backend(logits.device.type).draw(logits, draws, counts, masks)
+    return backend(logits.device.type).draw(logits, draws, counts, masks, out)
 
 
 def token_logprobs(

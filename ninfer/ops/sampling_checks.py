@@ -31,6 +31,18 @@ def check_draws(
     return fields
 
 
+def drawn_into(out: torch.Tensor | None, logits: torch.Tensor) -> torch.Tensor:
+    """`out` if it can hold a token of each row, or a new tensor."""
+    rows = logits.shape[0]
+    if out is None:
+        return torch.empty(rows, dtype=torch.int32, device=logits.device)
+    if out.shape != (rows,) or out.dtype != torch.int32 or not out.is_contiguous():
+        raise OptionError(
+            f"tokens of {rows} draws go to contiguous int32 [{rows}], not {out.dtype} {tuple(out.shape)}"
+        )
+    return out
+
+
 def check_scores(logits: torch.Tensor) -> None:
     if logits.dtype != torch.float32 or not logits.is_contiguous():
         raise OptionError(f"scores must be contiguous float32, got {logits.dtype}")

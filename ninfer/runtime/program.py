@@ -121,9 +121,10 @@ class Program:
         self._transfer = transfer(shape, device)
         self.ingress, self._egress = self._transfer.ingress, self._transfer.egress
         self._header = header_of(self.ingress)
-        self._seconds, self._tokens = self._egress["seconds"], self._egress["tokens"][0]
+        self._seconds = self._egress["seconds"]
         self._produced = self._egress["produced"][0]
         self._fields, results = self._transfer.fields, self._transfer.results
+        self._drawn = results["tokens"]
         self._logprobs = [results[name] for name in ("logprob", "top_ids", "top_logprobs")]
         self._pool = ops.recording_pool(device)
         self._rounds: dict[tuple[int, int], ops.Recording[tuple[torch.Tensor, torch.Tensor]]] = {}
@@ -155,7 +156,7 @@ class Program:
                         self._fold(rows)
                     else:
                         raise ValueError(f"{unit} is not a unit of work")
-            self._seconds[0] = transfer.receive(drawn)
+            self._seconds[0] = transfer.receive()
         if drawn is not None and (unit != _ROUND or columns == 1):
             self._produced[:rows] = 1
         return self._egress
@@ -276,10 +277,10 @@ class Program:
 
     def _draw(self, logits: torch.Tensor, count: int) -> torch.Tensor:
         """Draw from each row of scores, and say how likely that was where it was asked for."""
-        drawn = ops.draw(logits, self._draws(count), self._counts, self._fields["masks"])
+        masks, drawn = self._fields["masks"], self._drawn[:count]
+        ops.draw(logits, self._draws(count), self._counts, masks, drawn)
         reports = (report[:count] for report in self._logprobs)
         ops.token_logprobs(logits, drawn, self._fields["logprobs"][:count], *reports)
-        self._transfer.keep(drawn)
         return drawn
 
     def _control(self, rows: int, columns: int) -> None:

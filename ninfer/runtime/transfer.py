@@ -27,20 +27,14 @@ class HostTransfer:
         self.ingress, self.egress = ingress(shape), egress(shape)
         self.fields, self.results = _tensors(self.ingress), _tensors(self.egress)
         self.within: AbstractContextManager[object] = nullcontext()
-        self._tokens = self.egress["tokens"][0]
         self._begin = 0.0
 
     def send(self) -> None:
         """Make the record what the device's `fields` hold."""
         self._begin = perf_counter()
 
-    def keep(self, drawn: torch.Tensor) -> None:
-        """The last thing that the work of a unit does with its tokens, recorded with it."""
-
-    def receive(self, drawn: torch.Tensor | None) -> float:
-        """Wait for the unit, whose tokens stand in `egress` then; the seconds that the device took."""
-        if drawn is not None:
-            self._tokens[: len(drawn)] = drawn.numpy()
+    def receive(self) -> float:
+        """Wait for the unit, whose `results` stand in `egress` then; the seconds that the device took."""
         return perf_counter() - self._begin
 
 
@@ -58,7 +52,6 @@ class DeviceTransfer(HostTransfer):
         self._masks = self.fields["masks"], _views(self.ingress.dtype, sent)["masks"]
         self._mask_row = self.ingress["mask_row"]
         self._back = returned, made
-        self._drawn = self.results["tokens"]
         self._stream = torch.cuda.Stream(device)
         self.within = torch.cuda.stream(self._stream)
         self._started = torch.cuda.Event(enable_timing=True)
@@ -74,10 +67,7 @@ class DeviceTransfer(HostTransfer):
             to, source = self._masks
             to[:used].copy_(source[:used], non_blocking=True)
 
-    def keep(self, drawn: torch.Tensor) -> None:
-        self._drawn[: len(drawn)].copy_(drawn)
-
-    def receive(self, drawn: torch.Tensor | None) -> float:
+    def receive(self) -> float:
         to, source = self._back
         to.copy_(source, non_blocking=True)
         self._ended.record()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bench.tasks import generators
 from bench.tasks.run import Outcome, judge, read_reply
 from bench.tasks.task import Reply, Task, rng_for
@@ -25,6 +27,14 @@ from ninfer.api import (
 ROOT = Path(__file__).resolve().parents[2]
 NANO = ROOT / "models" / "ninfer-nano.ninfer"
 GREEDY: dict[str, Any] = {"temperature": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+
+
+def more(*cases: Any) -> list[Any]:
+    """Cases like others, for `make soak`."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.soak)
+        for case in cases
+    ]
 
 
 @dataclass(frozen=True)

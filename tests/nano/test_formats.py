@@ -12,7 +12,7 @@ from ninfer.api import Engine, EngineOptions, Scorer, ScorerOptions
 from ninfer.api.corpus import read_manifest
 from ninfer.api.perplexity import score_stream, total, window_plan
 
-from .asking import NANO, ROOT, ask, held_out
+from .asking import NANO, ROOT, ask, held_out, more
 
 MANIFEST = ROOT / "bench" / "heldout" / "manifest.json"
 Profile = Callable[[str], Path]
@@ -31,12 +31,12 @@ def assert_right(artifact: Path, kv_dtype: str) -> None:
             assert answer.outcome is Outcome.PASSED, answer.reply.content
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "k8v4", "nvfp4"])
+@pytest.mark.parametrize("kv_dtype", ["int8", *more("fp8", "k8v4"), "nvfp4"])
 def test_answers_with_quantized_kv(kv_dtype: str) -> None:
     assert_right(NANO, kv_dtype)
 
 
-@pytest.mark.parametrize("recipe", ["quasar", "groupwise-int"])
+@pytest.mark.parametrize("recipe", ["quasar", *more("groupwise-int")])
 def test_answers_with_four_bit_weights(profile: Profile, recipe: str) -> None:
     artifact = profile(recipe)
     assert artifact.stat().st_size < 0.75 * NANO.stat().st_size

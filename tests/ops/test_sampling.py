@@ -125,7 +125,7 @@ def random_params(rng: random.Random) -> SamplingParams:
 def test_rows_draw_for_themselves(rows: int, size: int) -> None:
     """Own options, position, purpose and counts for every row; some draw nothing."""
     rng = random.Random(rows)
-    for _ in range(20):
+    for _ in range(20 if size < 100 else 6):
         scores = (torch.randn(rows, size) * 3).round()
         counts = torch.randint(0, 3, (5, size), dtype=torch.int32)
         before = counts.clone()
@@ -218,7 +218,7 @@ def test_counting_and_clearing() -> None:
 
 def test_large_vocabulary_and_no_counts() -> None:
     scores = torch.randn(1, 248_077).bfloat16().float()
-    for seed in range(5):
+    for seed in range(2):
         params = SamplingParams(temperature=1.0, seed=seed)
         expected = choose(scores[0].tolist(), params, 7, 0, [0] * 248_077)
         assert sample(scores, [params], [7], Purpose.PREFILL) == [expected]

@@ -183,7 +183,9 @@ async def test_an_engine_that_was_idle_comes_back():
         assert await ask(standin, 1) == "begun 0 1 end"
         signalled()
         assert await asyncio.wait_for(server, 5) == 0
-    assert standin.told[3:6] == ["changed unloaded", "changed starting", "changed ready"]
+    # On a busy machine it may be idle before all has begun.
+    begin = standin.told.index("changed unloaded")
+    assert standin.told[begin : begin + 3] == ["changed unloaded", "changed starting", "changed ready"]
 
 
 async def test_what_cannot_be_loaded_is_the_servers_error():

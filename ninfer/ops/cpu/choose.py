@@ -39,7 +39,7 @@ from ninfer.ops.cpu.simd import (
     zeros,
 )
 from ninfer.ops.sampling import CANDIDATES, Draws, mask_words
-from ninfer.ops.sampling_checks import check_clearing, check_counting, check_draws
+from ninfer.ops.sampling_checks import check_clearing, check_counting, check_draws, drawn_into
 
 _PARALLEL = 1 << 14  # scores
 _LOWEST = np.float32(-np.inf)
@@ -210,12 +210,16 @@ _clear = Kernel(clear_kernel, "clear_counts")
 
 
 def draw(
-    logits: torch.Tensor, draws: Draws, counts: torch.Tensor, masks: torch.Tensor | None = None
+    logits: torch.Tensor,
+    draws: Draws,
+    counts: torch.Tensor,
+    masks: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     fields = check_draws(logits, draws, counts, masks)
     rows, size = logits.shape
     address, words = (0, 0) if masks is None else (masks.data_ptr(), mask_words(size))
-    out = torch.empty(rows, dtype=torch.int32)
+    out = drawn_into(out, logits)
     team = threads() if rows > 1 and rows * size > _PARALLEL else 1
     launch(
         _choose.address, team, 0, logits.data_ptr(), rows, size, out.data_ptr(), counts.data_ptr(),

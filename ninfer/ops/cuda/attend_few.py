@@ -6,6 +6,10 @@ weighted values of each column and query head (float32); a second kernel folds a
 order, turns the sum back where values are rotated, and rounds once. Lengths are read on the device; launches
 and scratch follow from shapes and `extent`.
 
+The first kernel reads positions, the table, and keys before the first column of a request while the kernel
+ahead may still run. That one must only be writing the columns' own keys: all else must have been complete
+before it began, as it is in a pass of a model (see `dependent`).
+
 Kernels: `csrc/attend_few.cuh`; for other widths and in the interpreter, `attend_few_triton`.
 
 Roofline: the bytes of K and V. INT8 at 85,000 keys of 4 heads of 256: 179.5 MB, 40 us on an H200.

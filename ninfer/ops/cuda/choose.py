@@ -35,9 +35,10 @@ from ninfer.ops.cuda.best import (
     padded_tiles,
     score_of,
 )
+from ninfer.ops.cuda.dependent import allow_next, start, wait_for_previous
 from ninfer.ops.cuda.specimens import Specimen
 from ninfer.ops.sampling import CANDIDATES, Draws, mask_words
-from ninfer.ops.sampling_checks import check_clearing, check_counting, check_draws
+from ninfer.ops.sampling_checks import check_clearing, check_counting, check_draws, drawn_into
 
 _BEST = tl.constexpr(CANDIDATES)
 _SORTED = tl.constexpr(32)
@@ -66,9 +67,11 @@ def _adjusted(scores, ids, size, mask, mask_row, counts, penalties, presence, fr
 def _tile_kernel(
     logits, size, partial, counts, temperatures, presences, frequencies, top_ks, purposes, count_rows,
     mask_rows, masks, words, many,
-    TILE: tl.constexpr, GROUP: tl.constexpr,
+    TILE: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The best keys of one tile of one row: 20, or the first where only that one is asked for."""
+    allow_next(EARLY)
+    wait_for_previous(EARLY)
     tile, row = tl.program_id(0), tl.program_id(1)
     mask_row = tl.load(mask_rows + row)
     if (tl.load(purposes + row) >= 0) & (mask_row < many):
@@ -141,9 +144,11 @@ def _pick(values, found, temperature, top_p, min_p, u):
 def _row_kernel(
     partial, size, tiles, many, out, temperatures, top_ps, min_ps, top_ks, seeds, positions, purposes,
     mask_rows,
-    TILES: tl.constexpr, TILE: tl.constexpr,
+    TILES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The draw of one row."""
+    allow_next(EARLY)
+    wait_for_previous(EARLY)
     row = tl.program_id(0)
     purpose = tl.load(purposes + row)
     result = tl.where(purpose < 0, -2, -3)
@@ -173,7 +178,9 @@ def _row_kernel(
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_FIELDS)
-def _count_kernel(tokens, count_rows, total, counts, size, BLOCK: tl.constexpr):
+def _count_kernel(tokens, count_rows, total, counts, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    allow_next(EARLY)
+    wait_for_previous(EARLY)
     b = tl.arange(0, BLOCK)
     token = tl.load(tokens + b, mask=b < total, other=-1)
     row = tl.load(count_rows + b, mask=b < total, other=-1)
@@ -183,7 +190,9 @@ def _count_kernel(tokens, count_rows, total, counts, size, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_FIELDS)
-def _clear_kernel(count_rows, counts, size, BLOCK: tl.constexpr):
+def _clear_kernel(count_rows, counts, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    allow_next(EARLY)
+    wait_for_previous(EARLY)
     row = tl.load(count_rows + tl.program_id(1))
     if row >= 0:
         ids = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -191,22 +200,28 @@ def _clear_kernel(count_rows, counts, size, BLOCK: tl.constexpr):
 
 
 def draw(
-    logits: torch.Tensor, draws: Draws, counts: torch.Tensor, masks: torch.Tensor | None = None
+    logits: torch.Tensor,
+    draws: Draws,
+    counts: torch.Tensor,
+    masks: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     check_draws(logits, draws, counts, masks)
     rows, size = logits.shape
-    out = torch.empty(rows, dtype=torch.int32, device=logits.device)
+    out = drawn_into(out, logits)
     if rows == 0:
         return out
     tiles, many = triton.cdiv(size, TILE), 0 if masks is None else masks.shape[0]
     partial = torch.empty((rows, tiles, CANDIDATES), dtype=torch.int64, device=logits.device)
-    _tile_kernel[(tiles, rows)](
+    start(
+        _tile_kernel, (tiles, rows), logits.device,
         logits, size, partial, counts, draws.temperature, draws.presence, draws.frequency, draws.top_k,
         draws.purpose, draws.count_rows, draws.mask_row, counts if masks is None else masks,
         mask_words(size), many, TILE=TILE, GROUP=GROUP, num_warps=_TILE_WARPS,
         enable_fp_fusion=False,
     )  # fmt: skip
-    _row_kernel[(rows,)](
+    start(
+        _row_kernel, (rows,), logits.device,
         partial, size, tiles, many, out, draws.temperature, draws.top_p, draws.min_p, draws.top_k, draws.seed,
         draws.position, draws.purpose, draws.mask_row, TILES=padded_tiles(tiles),
         TILE=TILE, num_warps=_ROW_WARPS, enable_fp_fusion=False,
@@ -219,7 +234,10 @@ def count_tokens(tokens: torch.Tensor, count_rows: torch.Tensor, counts: torch.T
     total = tokens.numel()
     if total:
         block = max(32, triton.next_power_of_2(total))
-        _count_kernel[(1,)](tokens, count_rows, total, counts, counts.shape[1], BLOCK=block, num_warps=1)
+        start(
+            _count_kernel, (1,), counts.device,
+            tokens, count_rows, total, counts, counts.shape[1], BLOCK=block, num_warps=1,
+        )  # fmt: skip
 
 
 def clear_counts(count_rows: torch.Tensor, counts: torch.Tensor) -> None:
@@ -227,7 +245,7 @@ def clear_counts(count_rows: torch.Tensor, counts: torch.Tensor) -> None:
     size = counts.shape[1]
     if count_rows.numel() and size:
         grid = triton.cdiv(size, _CLEARED), count_rows.numel()
-        _clear_kernel[grid](count_rows, counts, size, BLOCK=_CLEARED, num_warps=4)
+        start(_clear_kernel, grid, counts.device, count_rows, counts, size, BLOCK=_CLEARED, num_warps=4)
 
 
 def specimens() -> Iterable[Specimen]:

@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ninfer.ops.cuda.dependent import start, wait_for_previous
 from ninfer.ops.cuda.packed import UNIT, Order, Segment
 from ninfer.ops.cuda.specimens import Specimen
 
@@ -50,6 +51,26 @@ def _e2m1(code):
 
 
 @triton.jit
+def _left_over(data, base, lane, j, h, KERNEL: tl.constexpr):
+    """Codes of five and six bits, some of which are made of the bits that others leave; see `pack.py`."""
+    at = base + 16 * lane
+    v, w = _word(data, at + 8 * h), _word(data, at + 8 * h + 4)
+    if KERNEL == "Q6G64" or KERNEL == "Q6K":
+        u = _word(data, base + 512 + 8 * lane + 4 * h)
+        late = ((v >> 2) & 0x30303030) | ((w >> 4) & 0x0C0C0C0C) | ((u >> 6) & 0x03030303)
+        w = tl.where(j == 0, v, tl.where(j == 1, w, tl.where(j == 2, u, late)))
+        return w & 63, (w >> 16) & 63, (w >> 8) & 63, (w >> 24) & 63
+    first, second = _word(data, at + 4), _word(data, at + 12)
+    u = _word(data, base + 512 + 4 * lane) >> (8 * h)
+    fifth = ((first >> (8 * h + 4)) & 0x00020002) | ((second >> (8 * h + 5)) & 0x00010001)
+    fifth |= (u >> 3) & 0x001C001C
+    u = (u & 0x001F001F) | (fifth << 8)
+    late = ((v >> 3) & 0x1C1C1C1C) | ((w >> 6) & 0x03030303)
+    w = tl.where(j == 0, v, tl.where(j == 1, w, tl.where(j == 2, u, late)))
+    return w & 31, (w >> 16) & 31, (w >> 8) & 31, (w >> 24) & 31
+
+
+@triton.jit
 def _codes(data, base, lane, j, h, KERNEL: tl.constexpr):
     """Codes of four columns of a lane's step j, as int32; of integer formats without a sign."""
     if KERNEL == "Bf16":
@@ -62,6 +83,8 @@ def _codes(data, base, lane, j, h, KERNEL: tl.constexpr):
         if KERNEL == "Q8G32":
             return b0, b2, b1, b3
         return b1, b3, b0, b2
+    if KERNEL == "Q5G64" or KERNEL == "Q5K" or KERNEL == "Q6G64" or KERNEL == "Q6K":
+        return _left_over(data, base, lane, j, h, KERNEL)
     w = _word(data, base + 16 * lane + 8 * h + 4 * (j // 2))
     if KERNEL == "Nvfp4":
         # Magnitudes of pairs stand at bits 6, 3, 0, 9, signs at bits 15, 12, 13, 14.
@@ -74,16 +97,7 @@ def _codes(data, base, lane, j, h, KERNEL: tl.constexpr):
         a2, a3 = (m1 & 7) | (s1 & 8), ((m1 >> 16) & 7) | ((s1 >> 16) & 8)
         return a0, a1, a2, a3
     w = w >> (8 * (j % 2))
-    c0, c1, c2, c3 = w & 15, (w >> 16) & 15, (w >> 4) & 15, (w >> 20) & 15
-    if KERNEL == "Q5G64" or KERNEL == "Q5K":
-        v = _word(data, base + 512 + 4 * lane) >> (8 * h + 2 * j)
-        c0, c1 = c0 | ((v & 1) << 4), c1 | ((v >> 12) & 16)
-        c2, c3 = c2 | ((v & 2) << 3), c3 | ((v >> 13) & 16)
-    if KERNEL == "Q6G64" or KERNEL == "Q6K":
-        v = _word(data, base + 512 + 8 * lane + 4 * h) >> (4 * j)
-        c0, c1 = c0 | ((v & 3) << 4), c1 | ((v >> 12) & 48)
-        c2, c3 = c2 | ((v & 12) << 2), c3 | ((v >> 14) & 48)
-    return c0, c1, c2, c3
+    return w & 15, (w >> 16) & 15, (w >> 4) & 15, (w >> 20) & 15
 
 
 @triton.jit
@@ -133,12 +147,13 @@ def quad(data, factors, base, row, j, q, KERNEL: tl.constexpr, FORM: tl.constexp
         least = _half(data, base + 516 + 8 * at + 2 * (j // 2), tl.float16)
         return f0 * scale + least, f1 * scale + least, f2 * scale + least, f3 * scale + least
     elif KERNEL == "Q6K":
-        factor = tl.load((data + base + 768 + 4 * at + j).to(tl.pointer_type(tl.int8)))
+        factor = tl.load(data + base + 768 + 4 * at + j).to(tl.int32) - 128
         scale = _half(data, base + 832 + 2 * at, tl.float16) * factor.to(tl.float32)
     else:
         at = base + (512 if KERNEL == "Q4K" else 640) + 8 * at
-        scale = _half(data, at + 4, tl.float16) * tl.load(data + at + j // 2).to(tl.float32)
-        least = _half(data, at + 6, tl.float16) * tl.load(data + at + 2 + j // 2).to(tl.float32)
+        word = _word(data, at)
+        scale = _half(data, at + 4, tl.float16) * ((word >> (6 + 6 * (j // 2))) & 63).to(tl.float32)
+        least = _half(data, at + 6, tl.float16) * ((word >> (18 * (j // 2))) & 63).to(tl.float32)
         return f0 * scale - least, f1 * scale - least, f2 * scale - least, f3 * scale - least
     return f0 * scale, f1 * scale, f2 * scale, f3 * scale
 
@@ -191,9 +206,11 @@ def panel_kernel(
 def rows_kernel(
     ids, lookup, data, factors, out, units, columns, first, rows, table,
     KERNEL: tl.constexpr, UNIT_BYTES: tl.constexpr, STEPPED: tl.constexpr,
-    MAPPED: tl.constexpr, BLOCK: tl.constexpr,
+    MAPPED: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Row `ids[t]`, brought between 0 and `table` - 1, if it is of this segment."""
+    # The next kernel is not let in: with this one a pass of a model begins (see `dependent`).
+    wait_for_previous(EARLY)
     t = tl.program_id(0)
     row = tl.load(ids + t).to(tl.int32)
     row = tl.minimum(tl.maximum(row, 0), table - 1)
@@ -251,12 +268,13 @@ def rows(
     """
     packing = segment.packing
     block = min(_BLOCK, triton.next_power_of_2(triton.cdiv(segment.columns, 4)))
-    rows_kernel[(len(ids), triton.cdiv(segment.columns, 4 * block))](
+    start(
+        rows_kernel, (len(ids), triton.cdiv(segment.columns, 4 * block)), ids.device,
         ids, ids if lookup is None else lookup,
         segment.data, segment.data if factors is None else factors, out,
         segment.units, segment.columns, segment.first, segment.rows, table,
-        packing.kernel, packing.unit_bytes, packing.order == Order.STEPPED, lookup is not None, block,
-        num_warps=max(1, min(4, block // 64)),
+        KERNEL=packing.kernel, UNIT_BYTES=packing.unit_bytes, STEPPED=packing.order == Order.STEPPED,
+        MAPPED=lookup is not None, BLOCK=block, num_warps=max(1, min(4, block // 64)),
     )  # fmt: skip
 
 

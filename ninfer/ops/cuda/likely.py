@@ -33,6 +33,7 @@ from ninfer.ops.cuda.best import (
     padded_tiles,
     score_of,
 )
+from ninfer.ops.cuda.dependent import allow_next, start, wait_for_previous
 from ninfer.ops.cuda.specimens import Specimen
 from ninfer.ops.sampling import CANDIDATES
 from ninfer.ops.sampling_checks import check_reports
@@ -45,9 +46,12 @@ _SIZES, _ROWS = ["size", "tiles"], ["tokens", "wanted", "logprob", "top_ids", "t
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_ROWS)
 def _tile_kernel(
-    logits, size, tokens, wanted, partial, tops, sums, TILE: tl.constexpr, GROUP: tl.constexpr
+    logits, size, tokens, wanted, partial, tops, sums,
+    TILE: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Of one tile of one row: the best key, the sum of e^(score - best), and the best 20 keys."""
+    allow_next(EARLY)
+    wait_for_previous(EARLY)
     tile, row = tl.program_id(0), tl.program_id(1)
     many = tl.load(wanted + row)
     if (tl.load(tokens + row) >= 0) & (many >= 0):
@@ -74,9 +78,11 @@ def _tile_kernel(
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_ROWS)
 def _row_kernel(
     logits, size, tokens, wanted, partial, tops, sums, tiles, logprob, top_ids, top_logprobs,
-    TILES: tl.constexpr, TILE: tl.constexpr,
+    TILES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """What one row is told."""
+    allow_next(EARLY)
+    wait_for_previous(EARLY)
     row = tl.program_id(0)
     token, many = tl.load(tokens + row), tl.load(wanted + row)
     if (token >= 0) & (many >= 0):
@@ -120,10 +126,12 @@ def token_logprobs(
     partial = torch.empty((rows, tiles, CANDIDATES), dtype=torch.int64, device=device)
     tops = torch.empty((rows, tiles), dtype=torch.int32, device=device)
     sums = torch.empty((rows, tiles), dtype=torch.float32, device=device)
-    _tile_kernel[(tiles, rows)](
-        logits, size, tokens, wanted, partial, tops, sums, TILE=TILE, GROUP=GROUP, num_warps=_WARPS
-    )
-    _row_kernel[(rows,)](
+    start(
+        _tile_kernel, (tiles, rows), device,
+        logits, size, tokens, wanted, partial, tops, sums, TILE=TILE, GROUP=GROUP, num_warps=_WARPS,
+    )  # fmt: skip
+    start(
+        _row_kernel, (rows,), device,
         logits, size, tokens, wanted, partial, tops, sums, tiles, logprob, top_ids, top_logprobs,
         TILES=padded_tiles(tiles), TILE=TILE, num_warps=_WARPS,
     )  # fmt: skip

@@ -2,8 +2,8 @@
 
 Up to `SMALL` columns the weights are decoded inside the product (`small.py`), and no bit depends on T; above,
 a panel of them is decoded first (`wide.py`). Measured on an H200 (2026-11-30, `python -m bench.ops.wide
---small`), one token, packed bytes a second: SwiGLU [34816, 5120] Q4_K 41.6 us, 2,680 GB/s; Q6_K 46.7 us,
-3,220; Q4 26.3 us, 3,600; [5120, 17408] 23.6, 25.5, 15.8 us.
+--small`), one token, packed bytes a second: SwiGLU [34816, 5120] Q4_K 28.8 us, 3,870 GB/s; Q6_K 39.8 us,
+3,780; Q4 25.0 us, 3,790; [5120, 17408] 17.1, 21.1, 14.9 us.
 """
 
 from __future__ import annotations

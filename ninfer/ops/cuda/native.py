@@ -177,37 +177,6 @@ def _grouped(run: Run, upload: Upload) -> Rows:
     return Rows(codes, scales.view(run.rows, -1, 2 * 64 // found.group))
 
 
-def _nvfp4(run: Run, upload: Upload) -> Rows:
-    columns, start = run.parent.shape[1], block_scale_offsets(*run.parent.shape)[0]
-    packed = _bytes(run, upload, run.begin * columns // 2, run.rows * columns // 2)
-    low, high = run.begin // _PARENT_TILE, -(-run.end // _PARENT_TILE)
-    size = _PARENT_TILE * columns // 16
-    tiles = upload(run.parent.data[start + low * size : start + high * size])
-    natural = (
-        tiles.view(high - low, columns // 64, 32, 4, 4).permute(0, 3, 2, 1, 4).reshape(-1, columns // 64, 4)
-    )
-    at = run.begin - low * _PARENT_TILE
-    scales = natural[at : at + run.rows]
-    codes = bits.unpack_nibbles(packed).view(torch.uint8)
-    zero = (scales & 0x7F == 0).reshape(run.rows, -1, 1)
-    codes = codes.view(run.rows, -1, 16) ^ (scales >> 4 & 8).reshape(run.rows, -1, 1)
-    codes = codes.masked_fill_(zero, 0).view(run.rows, columns)
-    factor = NVFP4_EXCESS * float(1 / torch.tensor(divisor(run.parent)))
-    return Rows(codes, _normal_scales(scales), torch.full((run.rows,), factor, device=upload.device))
-
-
-def _normal_scales(scales: torch.Tensor) -> torch.Tensor:
-    """E4M3 `2^E (1 + M / 8)`, subnormal or not, as the byte `8 (E + 22) + M`, without its sign, which goes to
-    the codes."""
-    words = (scales & 0x7F).to(torch.int16)
-    exponent, mantissa = words >> 3, words & 7
-    # A subnormal one moves up until its leading bit is where that of others is.
-    small = torch.where(
-        mantissa > 3, 16 + 2 * (mantissa - 4), torch.where(mantissa > 1, 8 + 4 * (mantissa - 2), 0)
-    )
-    return torch.where(exponent > 0, words + 120, 104 + small).to(torch.uint8)
-
-
 def _fp8_row(run: Run, upload: Upload) -> Rows:
     columns, start = run.parent.shape[1], scale_offset(*run.parent.shape)
     codes = _bytes(run, upload, run.begin * columns, run.rows * columns)
@@ -261,7 +230,8 @@ def _q8(run: Run, upload: Upload) -> Rows:
 
 
 def _k(run: Run, upload: Upload) -> Rows:
-    """Scales of a unit: those of two sub-blocks, their minima, d and dmin."""
+    """Scales of a unit: a word with a minimum at bit 0, both sub-blocks' scales at bits 6 and 12, the other
+    minimum at bit 18; d and dmin."""
     blocks = _blocks(run, upload)
     lead, head = blocks.shape[:2], 48 if run.kernel == "Q5K" else 16
     pairs = blocks[..., head:].reshape(*lead, 4, 1, 32)
@@ -273,7 +243,9 @@ def _k(run: Run, upload: Upload) -> Rows:
     scale = torch.cat((a & 63, (c & 15) | ((a >> 6) << 4)), -1)
     minimum = torch.cat((b & 63, (c >> 4) | ((b >> 6) << 4)), -1)
     whole = blocks[..., None, :4].expand(*lead, 4, 4)
-    scales = torch.cat((scale.view(*lead, 4, 2), minimum.view(*lead, 4, 2), whole), -1)
+    scale, minimum = (part.view(*lead, 4, 2).int() for part in (scale, minimum))
+    words = minimum[..., 0] | scale[..., 0] << 6 | scale[..., 1] << 12 | minimum[..., 1] << 18
+    scales = torch.cat((words[..., None].view(torch.uint8), whole), -1)
     return Rows(codes.reshape(run.rows, -1), scales.flatten(1, 2))
 
 
@@ -283,14 +255,14 @@ def _split_axis(pairs: torch.Tensor) -> torch.Tensor:
 
 
 def _q6_k(run: Run, upload: Upload) -> Rows:
-    """Scales of a unit: the int8 factors of its four groups, then d."""
+    """Scales of a unit: the factors of its four groups plus 128, then d."""
     blocks = _blocks(run, upload)
     lead = blocks.shape[:2]
     low = _split_axis(blocks[..., :128].reshape(*lead, 2, 1, 64)).view(*lead, 2, 4, 32)
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=upload.device).view(4, 1)
     high = (blocks[..., 128:192].reshape(*lead, 2, 1, 32) >> shifts) & 3
     whole = blocks[..., None, 208:].expand(*lead, 4, 2)
-    scales = torch.cat((blocks[..., 192:208].unflatten(-1, (4, 4)), whole), -1).flatten(1, 2)
+    scales = torch.cat(((blocks[..., 192:208] ^ 0x80).unflatten(-1, (4, 4)), whole), -1).flatten(1, 2)
     return Rows((low | (high << 4)).reshape(run.rows, -1), scales)
 
 
@@ -301,7 +273,6 @@ _FETCH: dict[str, Callable[[Run, Upload], Rows]] = {
     "Q5G64": _grouped,
     "Q6G64": _grouped,
     "Q8G32": _q8,
-    "Nvfp4": _nvfp4,
     "Fp8Row": _fp8_row,
     "Fp8Tile": _fp8_tile,
     "Q4G32": _q4_0,

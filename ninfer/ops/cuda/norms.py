@@ -3,7 +3,7 @@
 Roofline: 4 bytes an element in bf16. At T = 1 the launch counts (about 2 us); 4,096 rows of 5,120 are 84 MB,
 20 us at 4.2 TB/s. How a row is summed depends on its width only.
 
-Reached on an H200 (2026-11-30, copy 4.2 TB/s): one row of 5,120 in 2.4 us, of 2,048 in 1.6 us; 4,096 rows of
+Reached on an H200 (2026-11-30, copy 4.2 TB/s): one row of 5,120 in 1.9 us; 4,096 rows of
 5,120 in 25.7 us (3.3 TB/s); 4,096 x 48 gated heads of 128 in 38 us (4.0 TB/s).
 """
 
@@ -21,6 +21,7 @@ import triton.language as tl
 from ninfer.errors import OptionError
 from ninfer.ops.checks import check_gate
 from ninfer.ops.cuda.bf16 import to_bf16, to_f32
+from ninfer.ops.cuda.dependent import start, wait_for_previous
 from ninfer.ops.cuda.specimens import Specimen
 
 _WIDEST = 1 << 16
@@ -37,10 +38,10 @@ def _load(x, place, column, inside, WIDTH: tl.constexpr):
 
 @triton.jit
 def _finish(
-    a, inverse, weight, z, gate, out, target, column, inside, WIDTH: tl.constexpr, OFFSET: tl.constexpr,
+    a, inverse, w, z, gate, out, target, column, inside, WIDTH: tl.constexpr, OFFSET: tl.constexpr,
     GATED: tl.constexpr,
 ):  # fmt: skip
-    w = to_f32(tl.load(weight + column, mask=column < WIDTH, other=0.0))
+    w = to_f32(w)
     if OFFSET:
         w += 1.0
     y = a * inverse[:, None] * w[None, :]
@@ -55,12 +56,17 @@ def _finish(
 def _norm_kernel(
     x, weight, out, z, order, rows, eps, heads, z_stride,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, ROWS: tl.constexpr, OFFSET: tl.constexpr,
-    GATED: tl.constexpr, ORDERED: tl.constexpr,
+    GATED: tl.constexpr, ORDERED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """`ROWS` rows of `WIDTH` elements, in two parts of `BLOCK` and `REST` (or 0), which are powers of two.
 
     Row r of a gate is at `z + r // heads * z_stride + r % heads * WIDTH`.
     """
+    column, further = tl.arange(0, BLOCK), BLOCK + tl.arange(0, REST if REST else BLOCK)
+    first = tl.load(weight + column, mask=column < WIDTH, other=0.0)
+    if REST:
+        second = tl.load(weight + further, mask=further < WIDTH, other=0.0)
+    wait_for_previous(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     source = row
@@ -69,19 +75,17 @@ def _norm_kernel(
         source = row - head + tl.load(order + head, mask=inside, other=0)
     gate = (source // heads).to(tl.int64) * z_stride + (source % heads) * WIDTH
     place, target = source.to(tl.int64) * WIDTH, row.to(tl.int64) * WIDTH
-    column = tl.arange(0, BLOCK)
     a = _load(x, place, column, inside, WIDTH)
     squares = tl.sum(a * a, axis=1)
     if REST:
-        further = BLOCK + tl.arange(0, REST)
         b = _load(x, place, further, inside, WIDTH)
         squares += tl.sum(b * b, axis=1)
         inverse = 1.0 / tl.sqrt(squares / WIDTH + eps)
-        _finish(a, inverse, weight, z, gate, out, target, column, inside, WIDTH, OFFSET, GATED)
-        _finish(b, inverse, weight, z, gate, out, target, further, inside, WIDTH, OFFSET, GATED)
+        _finish(a, inverse, first, z, gate, out, target, column, inside, WIDTH, OFFSET, GATED)
+        _finish(b, inverse, second, z, gate, out, target, further, inside, WIDTH, OFFSET, GATED)
     else:
         inverse = 1.0 / tl.sqrt(squares / WIDTH + eps)
-        _finish(a, inverse, weight, z, gate, out, target, column, inside, WIDTH, OFFSET, GATED)
+        _finish(a, inverse, first, z, gate, out, target, column, inside, WIDTH, OFFSET, GATED)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool) -> torch.Tensor:
@@ -118,7 +122,8 @@ def _run(
     out = torch.empty_like(x)
     rows = x.numel() // width
     block, rest, rows_each, warps = shape_of(width)
-    _norm_kernel[(triton.cdiv(rows, rows_each),)](
+    start(
+        _norm_kernel, (triton.cdiv(rows, rows_each),), x.device,
         x, weight, out, x if z is None else z, x if order is None else order, rows, eps, heads, z_stride,
         WIDTH=width, BLOCK=block, REST=rest, ROWS=rows_each, OFFSET=offset, GATED=z is not None,
         ORDERED=order is not None, num_warps=warps,

@@ -6,13 +6,18 @@ four steps of two pairs.
 
 - Four bits: a word holds the eight codes of two steps of a half, low codes of pairs at bits 0, 4, 8, 12,
   high ones at bits 16, 20, 24, 28, so that a shift and a mask give a pair in two halves of a register.
-- The fifth bits: one word a lane, pair i of the lane's 16 at bits i and 16 + i.
-- Bits four and five: a word for each half, its pair i at bits 2 i and 16 + 2 i.
+- Five bits: bytes 0, 2 and bytes 1, 3 of a word hold the codes of a pair in their last bits. Two words have
+  pairs 0 .. 3 of a half; bytes 0, 2 of a fifth word pair 4 of row r, bytes 1, 3 that of row r + 8. What the
+  bytes have left, three bits each, holds pairs 6 and 7 (three bits in the first word, two in the second) and
+  pair 5 (three in the fifth word; bits 1 and 0 at bit 5 of row r's and of row r + 8's second word, in bytes
+  0, 2 for row r, in bytes 1, 3 for row r + 8).
+- Six bits: likewise pairs 0 .. 5 in three words of a half, and two bits of pairs 6 and 7 in each.
 - Eight bits: a word holds the codes 0, 2, 1, 3 of a step; first all lanes' row r, then all lanes' row r + 8.
-- NVFP4, FP8 and bf16 are described beside their decoders in `csrc/formats_a.cuh`.
+- FP8 and bf16 are described beside their decoders in `csrc/formats_a.cuh`; NVFP4 goes another way, by
+  `pack_nvfp4.py`.
 
-Integer codes are stored without a sign (code minus the least one). A unit holds the four-bit words, the words
-of higher bits, the scales. Extra memory: about 20 bytes
+Integer codes are stored without a sign (code minus the least one). A unit holds four words of each lane (the
+first two of row r, the first two of row r + 8), then the others, then scales. Extra memory: about 20 bytes
 for each of the 8 million codes of a chunk.
 """
 
@@ -26,7 +31,8 @@ import torch.nn.functional as F
 
 from ninfer.artifact.layouts import decode_rows
 from ninfer.ops.cuda.native import Rows, Run, divisor, fetch, runs_of
-from ninfer.ops.cuda.packed import FP8_BYTES, NIBBLES, TILE, Order, Packed, Packing, Segment
+from ninfer.ops.cuda.pack_nvfp4 import pack_rows
+from ninfer.ops.cuda.packed import FP8_BYTES, TILE, Order, Packed, Packing, Segment
 from ninfer.ops.cuda.upload import Copy
 from ninfer.ops.weights import Matrix, Role, Upload
 
@@ -40,15 +46,15 @@ PACKINGS: dict[str, Packing] = {
         Packing("Fp8Row", Order.OWNED, 1024, row_scaled=True),
         Packing("Bf16", Order.OWNED, 2048),
         Packing("Dense", Order.OWNED, 4096),
-        Packing("Q4G64", Order.STEPPED, 544),
-        Packing("Q5G64", Order.STEPPED, 672),
-        Packing("Q6G64", Order.STEPPED, 800),
-        Packing("Q8G32", Order.STEPPED, 1088),
-        Packing("Q4G32", Order.STEPPED, 576),
-        Packing("Q41", Order.STEPPED, 640),
-        Packing("Q4K", Order.STEPPED, 640),
-        Packing("Q5K", Order.STEPPED, 768),
-        Packing("Q6K", Order.STEPPED, 864),
+        Packing("Q4G64", Order.STEPPED, 544, sums=1),
+        Packing("Q5G64", Order.STEPPED, 672, sums=1),
+        Packing("Q6G64", Order.STEPPED, 800, sums=1),
+        Packing("Q8G32", Order.STEPPED, 1088, sums=2),
+        Packing("Q4G32", Order.STEPPED, 576, sums=2),
+        Packing("Q41", Order.STEPPED, 640, sums=2),
+        Packing("Q4K", Order.STEPPED, 640, sums=2),
+        Packing("Q5K", Order.STEPPED, 768, sums=2),
+        Packing("Q6K", Order.STEPPED, 864, sums=4),
         Packing("Fp8Tile", Order.OWNED, 1056),
     )
 }
@@ -106,6 +112,9 @@ def _segment(runs: Sequence[Run], columns: int, upload: Upload, interleaved: boo
         return Segment(
             packing, names, first, count, columns, data.view(torch.uint8).reshape(-1), None, row_map
         )
+    if packing.kernel == "Nvfp4":
+        data, factors = pack_rows(runs, columns, upload, interleaved)
+        return Segment(packing, names, first, count, columns, data, factors, row_map)
     height, halves = (TILE // 2, 2) if interleaved else (TILE, 1)
     length = count // halves
     tiles, units = -(-length // height), -(-columns // packing.unit_columns)
@@ -169,11 +178,10 @@ def _interleaved(gate: Rows, up: Rows, tiles: int) -> Rows:
 def _words(rows: Rows, packing: Packing, tiles: int, units: int) -> torch.Tensor:
     """uint8 `[tiles, units, unit_bytes]`."""
     lanes = _lanes(rows.codes, packing, tiles, units)
-    parts = [plane(lanes).reshape(tiles, units, -1) for plane in _PLANES[packing.kernel]]
-    if packing.kernel == "Nvfp4" and rows.scales is not None:
-        groups = rows.scales.view(tiles, 2, 8, units, 4).permute(0, 3, 2, 4, 1)  # t u r q h
-        parts.append(groups.reshape(tiles, units, 64))
-    elif rows.scales is not None:
+    planes = _PLANES[packing.kernel](lanes)
+    planes = planes if isinstance(planes, tuple) else (planes,)
+    parts = [plane.reshape(tiles, units, -1) for plane in planes]
+    if rows.scales is not None:
         parts.append(_scale_plane(rows.scales, packing, tiles, units))
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
@@ -200,39 +208,39 @@ def _pairs(lanes: torch.Tensor) -> torch.Tensor:
     return lanes.unflatten(5, (2, 2)).unflatten(7, (2, 2))  # t u r q h jp s pp e
 
 
-def _low_plane(lanes: torch.Tensor) -> torch.Tensor:
-    """Bits 0..3: byte 2 e + s of two steps holds pair 2 s low and pair 2 s + 1 high."""
+def _four_plane(lanes: torch.Tensor) -> torch.Tensor:
+    """Byte 2 e + s of two steps holds pair 2 s low and pair 2 s + 1 high."""
     nibbles = _pairs(lanes).permute(0, 1, 2, 3, 4, 5, 8, 6, 7).contiguous() & 15
     return nibbles[..., 0] | (nibbles[..., 1] << 4)
 
 
-def _fifth_plane(lanes: torch.Tensor) -> torch.Tensor:
-    """Bit 4: byte 2 e + half of a lane's word, its bit 4 jp + 2 s + pp."""
-    bits = (_pairs(lanes).permute(0, 1, 2, 3, 8, 4, 5, 6, 7) >> 4).flatten(6) & 1
-    weights = 1 << torch.arange(8, device=lanes.device)
-    return (bits * weights.to(torch.uint8)).sum(-1, dtype=torch.uint8)
+def _five_planes(lanes: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Words of pairs 0..3, then of pair 4, each with the bits of pairs 5, 6 and 7."""
+    first, second, direct, fifth, late = _by_pairs(lanes).split_with_sizes((2, 2, 1, 1, 2), -1)
+    first = first | (late >> 2 << 5)
+    second = second | ((late & 3) << 6)
+    # Bits 1 and 0 of pair 5: of row r in byte 0 of either row's word, of row r + 8 in byte 1.
+    both = fifth[..., 0].transpose(4, 5)  # t u r q e h
+    second = second | torch.stack((both >> 1 & 1, both & 1), 4) << 5
+    own = (direct | (fifth >> 2 << 5))[..., 0].transpose(4, 5)
+    return torch.stack((first, second), 5).contiguous(), own.contiguous()
 
 
-def _sixth_plane(lanes: torch.Tensor) -> torch.Tensor:
-    """Bits 4 and 5: a word for each half, its byte 2 e + jp, bits 4 s + 2 pp."""
-    bits = (_pairs(lanes).permute(0, 1, 2, 3, 4, 8, 5, 6, 7) >> 4).flatten(7) & 3
-    weights = 1 << (2 * torch.arange(4, device=lanes.device))
-    return (bits * weights.to(torch.uint8)).sum(-1, dtype=torch.uint8)
+def _six_planes(lanes: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Words of pairs 0..3, then of pairs 4 and 5, each with two bits of pairs 6 and 7."""
+    *direct, late = _by_pairs(lanes).split(2, -1)
+    words = [codes | ((late >> shift & 3) << 6) for codes, shift in zip(direct, (4, 2, 0), strict=True)]
+    return torch.stack(words[:2], 5).contiguous(), words[2].contiguous()
+
+
+def _by_pairs(lanes: torch.Tensor) -> torch.Tensor:
+    """`[.., 2 halves, 2 members of pairs, 8 pairs]`."""
+    return lanes.unflatten(6, (2, 2)).flatten(5, 6).transpose(5, 6)
 
 
 def _byte_plane(lanes: torch.Tensor) -> torch.Tensor:
     """Eight bits: bytes 0, 2, 1, 3 of a step; all lanes' row r, then all lanes' row r + 8."""
     return lanes.unflatten(6, (2, 2)).permute(0, 1, 4, 2, 3, 5, 7, 6).contiguous()  # from t u r q h j pp e
-
-
-def _e2m1_plane(lanes: torch.Tensor) -> torch.Tensor:
-    """NVFP4: where `NIBBLES` says, in each half of a word the even or the odd columns of two steps."""
-    pairs = lanes.unflatten(5, (2, 2)).flatten(6).unflatten(6, (4, 2))  # t u r q h jp pair e
-    pairs = pairs.to(torch.int32).unbind(6)
-    halves = torch.zeros_like(pairs[0])
-    for codes, (magnitude, sign) in zip(pairs, NIBBLES, strict=True):
-        halves |= ((codes & 7) << magnitude) | ((codes >> 3) << sign)
-    return halves.to(torch.int16).view(torch.uint8)
 
 
 def _fp8_plane(lanes: torch.Tensor) -> torch.Tensor:
@@ -247,19 +255,17 @@ def _word_plane(lanes: torch.Tensor) -> torch.Tensor:
     return split.permute(0, 1, 5, 2, 3, 6, 4, 7).contiguous().view(torch.uint8)
 
 
-_FOUR, _FIVE, _SIX = (_low_plane,), (_low_plane, _fifth_plane), (_low_plane, _sixth_plane)
-_PLANES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], ...]] = {
-    "Nvfp4": (_e2m1_plane,),
-    "Fp8Row": (_fp8_plane,),
-    "Fp8Tile": (_fp8_plane,),
-    "Bf16": (_word_plane,),
-    "Q4G64": _FOUR,
-    "Q5G64": _FIVE,
-    "Q6G64": _SIX,
-    "Q8G32": (_byte_plane,),
-    "Q4G32": _FOUR,
-    "Q41": _FOUR,
-    "Q4K": _FOUR,
-    "Q5K": _FIVE,
-    "Q6K": _SIX,
+_PLANES: dict[str, Callable[[torch.Tensor], torch.Tensor | tuple[torch.Tensor, ...]]] = {
+    "Fp8Row": _fp8_plane,
+    "Fp8Tile": _fp8_plane,
+    "Bf16": _word_plane,
+    "Q4G64": _four_plane,
+    "Q5G64": _five_planes,
+    "Q6G64": _six_planes,
+    "Q8G32": _byte_plane,
+    "Q4G32": _four_plane,
+    "Q41": _four_plane,
+    "Q4K": _four_plane,
+    "Q5K": _five_planes,
+    "Q6K": _six_planes,
 }

@@ -49,7 +49,8 @@ class Order(IntEnum):
 class Packing:
     """How a format is packed: `kernel` names its decoder in `csrc/`, sizes in bytes and columns.
 
-    `row_scaled`: each row's sum is multiplied by a float32 factor of the row (`Segment.row_scales`).
+    `row_scaled`: each row's sum is multiplied by a float32 factor of the row (`Segment.row_scales`). `sums`:
+    what small products keep beside a unit's columns of x, 16 bytes each for two tokens.
     """
 
     kernel: str
@@ -57,6 +58,7 @@ class Packing:
     unit_bytes: int
     unit_columns: int = UNIT
     row_scaled: bool = False
+    sums: int = 0
 
 
 @dataclass(frozen=True, eq=False)

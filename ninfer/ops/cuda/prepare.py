@@ -3,11 +3,13 @@
 A program is one head of one column: a query head, or a key or value head. Roofline: every element is read and
 written once; at T = 1 the launch and one chain of dependent operations count.
 
+Positions and page tables are read while the kernel ahead may still run: see `dependent`.
+
 Angles are exact fractions of a turn: a position times a 64-bit fixed-point frequency, modulo 2^64, of which
 the upper half is taken. So they are as good at position 2^20 as at 1, without float64.
 
-Reached on an H200 (2026-11-30, 24/4 heads of 256 in a graph): T = 1 in 2.1 (bf16), 2.5 (fp8), 2.8 (int8), 3.2
-(nvfp4) us; T = 4,096 in 107 to 132 us.
+Reached on an H200 (2026-11-30, 24/4 heads of 256 in a graph): T = 1 in 2.0 us (int8; 3.0 without an early
+start); T = 4,096 in 107 to 132 us.
 """
 
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
@@ -28,6 +30,7 @@ from ninfer.formats.kv_codec import rotation_factor
 from ninfer.ops.attention import KvPages
 from ninfer.ops.checks import check_heads, side_by_side
 from ninfer.ops.cuda.bf16 import to_bf16, to_f32
+from ninfer.ops.cuda.dependent import allow_next, settled, start, wait_for_previous
 from ninfer.ops.cuda.kv_codes import CODES, put_vector
 from ninfer.ops.cuda.specimens import Specimen
 from ninfer.ops.rope import Rope
@@ -50,10 +53,15 @@ def _sines(turns):
 
 
 @triton.jit
-def _normed(a, b, weight, d, partner, inside, eps, WIDTH: tl.constexpr):
-    """A vector and its partners after the norm, rounded to bf16."""
+def _gains(weight, d, partner, inside):
+    """Of a vector and of its partners."""
     wa = to_f32(tl.load(weight + d, mask=inside, other=0.0)) + 1.0
-    wb = to_f32(tl.load(weight + partner, mask=inside, other=0.0)) + 1.0
+    return wa, to_f32(tl.load(weight + partner, mask=inside, other=0.0)) + 1.0
+
+
+@triton.jit
+def _normed(a, b, wa, wb, eps, WIDTH: tl.constexpr):
+    """A vector and its partners after the norm, rounded to bf16."""
     inverse = 1.0 / tl.sqrt(tl.sum(a * a, axis=0) / WIDTH + eps)
     return to_f32(to_bf16(a * inverse * wa)), to_f32(to_bf16(b * inverse * wb))
 
@@ -67,49 +75,57 @@ def _prepare_kernel(
     PAIRS: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
     K_CODE: tl.constexpr, K_ROTATED: tl.constexpr, V_CODE: tl.constexpr, V_ROTATED: tl.constexpr,
     FACTOR: tl.constexpr, K_BYTES: tl.constexpr, K_EACH: tl.constexpr, V_BYTES: tl.constexpr,
-    V_EACH: tl.constexpr,
+    V_EACH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """`*_BYTES` and `*_EACH` are the entries of a vector in the code and scale planes."""
+    allow_next(EARLY)
     head, t = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, BLOCK)
     inside = d < WIDTH
-    place = tl.load(cache_positions + t)
+    # Dimension d turns with its partner; both are read, so nothing crosses lanes.
+    turning = d < 2 * PAIRS
+    partner = tl.where(d < PAIRS, d + PAIRS, tl.where(turning, d - PAIRS, d))
+    pair = tl.where(d < PAIRS, d, tl.where(turning, d - PAIRS, 0))
+    frequency, axis = tl.load(frequencies + pair), tl.load(axes + pair)
+    if Q_NORM:
+        q_a, q_b = _gains(q_norm, d, partner, inside)
+    if K_NORM:
+        k_a, k_b = _gains(k_norm, d, partner, inside)
+    position = settled(positions + t + axis_stride * axis)
+    place = settled(cache_positions + t)
+    page = 0
+    if place >= 0:
+        page = settled(table + (t // per_request) * table_stride + (place >> 6))
+    vector = (page.to(tl.int64) * 64 + (place & 63)) * K_HEADS
+    sine, cosine = _sines(position.to(tl.int64) * frequency)
+    wait_for_previous(EARLY)
     if head < Q_HEADS + K_HEADS:
         is_query = head < Q_HEADS
         if is_query:
             source = q + t.to(tl.int64) * q_stride + head * WIDTH
         else:
             source = k + t.to(tl.int64) * k_stride + (head - Q_HEADS) * WIDTH
-        # Dimension d turns with its partner; both are read, so nothing crosses lanes.
-        turning = d < 2 * PAIRS
-        partner = tl.where(d < PAIRS, d + PAIRS, tl.where(turning, d - PAIRS, d))
-        pair = tl.where(d < PAIRS, d, tl.where(turning, d - PAIRS, 0))
         a = to_f32(tl.load(source + d, mask=inside, other=0.0))
         b = to_f32(tl.load(source + partner, mask=inside, other=0.0))
-        frequency = tl.load(frequencies + pair)
-        position = tl.load(positions + t + axis_stride * tl.load(axes + pair))
-        sine, cosine = _sines(position.to(tl.int64) * frequency)
         if is_query:
             if Q_NORM:
-                a, b = _normed(a, b, q_norm, d, partner, inside, eps, WIDTH)
+                a, b = _normed(a, b, q_a, q_b, eps, WIDTH)
         else:
             if K_NORM:
-                a, b = _normed(a, b, k_norm, d, partner, inside, eps, WIDTH)
+                a, b = _normed(a, b, k_a, k_b, eps, WIDTH)
         turned = a * cosine + tl.where(d < PAIRS, -b, b) * sine
         y = to_bf16(tl.where(turning, turned, a))
         if is_query:
             tl.store(out + (t.to(tl.int64) * Q_HEADS + head) * WIDTH + d, y, mask=inside)
         elif place >= 0:
-            page = tl.load(table + (t // per_request) * table_stride + (place >> 6))
-            vector = (page.to(tl.int64) * 64 + (place & 63)) * K_HEADS + (head - Q_HEADS)
+            vector += head - Q_HEADS
             put_vector(
                 y, k_codes + vector * K_BYTES, k_scales + vector * K_EACH,
                 K_CODE, K_ROTATED, FACTOR, WIDTH, BLOCK,
             )  # fmt: skip
     elif place >= 0:
         value = head - Q_HEADS - K_HEADS
-        page = tl.load(table + (t // per_request) * table_stride + (place >> 6))
-        vector = (page.to(tl.int64) * 64 + (place & 63)) * K_HEADS + value
+        vector += value
         x = tl.load(v + t.to(tl.int64) * v_stride + value * WIDTH + d, mask=inside, other=0.0)
         put_vector(
             x, v_codes + vector * V_BYTES, v_scales + vector * V_EACH,
@@ -140,7 +156,8 @@ def qk_prepare(
     q, k, v = side_by_side(q), side_by_side(k), side_by_side(v)
     out = torch.empty((columns, q_heads, width), dtype=q.dtype, device=q.device)
     frequencies, axes = _turns(rope.rotary_dim, rope.theta, rope.sections, q.device)
-    _prepare_kernel[(q_heads + 2 * k_heads, columns)](
+    start(
+        _prepare_kernel, (q_heads + 2 * k_heads, columns), q.device,
         q, k, v, out, positions, cache_positions, page_table, frequencies, axes,
         q if q_norm is None else q_norm, q if k_norm is None else k_norm,
         pages.k, pages.k if pages.k_scales is None else pages.k_scales,

@@ -109,6 +109,7 @@ def plan(packing: Packing, slices: int, units: int, tokens: int, norm: int, devi
         fixed = _BUFFERS * tiles * slices * 8 * live * 16 + 512  # sums and barriers
         fixed += slices * 8 * tiles * 4 if norm else 0
         fixed += turns * warps * tokens * 128 + 256  # x, and what alignment takes
+        fixed += turns * warps * (1 if live == 1 else 4 * tiles) * 16 * packing.sums
         room = (device.half if blocks == 2 else device.shared_bytes) - fixed
         copy = max(1, min(turns, _COPY_BYTES // (warps * packing.unit_bytes)))
         copy = -(-turns // -(-turns // copy))  # equal copies

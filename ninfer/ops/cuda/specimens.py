@@ -10,7 +10,8 @@ from typing import Any
 @dataclass(frozen=True, eq=False)
 class Specimen:
     """A kernel (`triton.jit`), the types of its arguments by name (`"*bf16"`, `"i32"`, ...), its constants,
-    and launch options (`num_warps`, `num_stages`). A module of kernels offers `specimens()`, an iterable."""
+    and launch options (`num_warps`, `num_stages`). A constant `EARLY` is left to the architecture (see
+    `dependent`). A module of kernels offers `specimens()`, an iterable."""
 
     kernel: Any
     signature: Mapping[str, str]

@@ -37,12 +37,12 @@ class Paged:
 def paged(
     format: KvFormat, requests: int, count: int, heads: int, width: int, device, seed: int = 0
 ) -> Paged:
-    """`count` pages a request and two spare ones. Values of 1/4: the criterion's bounds are for outputs below
-    one, where they exceed the one rounding."""
+    """`count` pages a request and two spare ones. Values of about 1/4, all below one: the criterion's bounds
+    are for such outputs, where they exceed the one rounding."""
     draw = torch.Generator(device).manual_seed(seed)
     shape = (requests * count + 2, PAGE, heads, width)
     k = torch.randn(shape, generator=draw, device=device, dtype=torch.bfloat16)
-    v = torch.randn(shape, generator=draw, device=device, dtype=torch.bfloat16) / 4
+    v = torch.randn(shape, generator=draw, device=device, dtype=torch.bfloat16).clamp(-3.5, 3.5) / 4
     order = torch.randperm(shape[0], generator=draw, device=device)[: requests * count]
     table = order.int().view(requests, count)
     if format is KvFormat.BF16:

@@ -136,6 +136,17 @@ def test_a_row_that_names_a_mask_is_allowed_nothing_without_masks(device: torch.
     assert draw(torch.zeros(3, 4, device=device), draws, counts).tolist() == [0, -3, -2]
 
 
+def test_tokens_go_where_they_are_wanted(device: torch.device) -> None:
+    draws = on(device, Draws.of([SamplingParams(temperature=0.0)] * 2, [0, 1], [1, -1], [-1] * 2))
+    counts, tokens = torch.zeros(0, 4, dtype=torch.int32, device=device), torch.full((5,), 9).int().to(device)
+    out = tokens[1:3]
+    assert draw(torch.eye(4, device=device)[2:], draws, counts, None, out) is out
+    assert tokens.tolist() == [9, 2, -2, 9, 9]
+    for wrong in (tokens, out.long(), tokens[::3]):
+        with pytest.raises(OptionError, match="tokens of 2 draws"):
+            draw(torch.zeros(2, 4, device=device), draws, counts, None, wrong)
+
+
 def test_counting_and_clearing(device: torch.device) -> None:
     counts = torch.randint(0, 5, (4, 33), dtype=torch.int32, device=device)
     expected = counts.clone()

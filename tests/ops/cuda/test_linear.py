@@ -139,7 +139,7 @@ def test_rows_of_a_table_are_exact(format: str, device: torch.device) -> None:
     table = Matrix([RowSpan(encoded, 0, 20), RowSpan(other, 0, 9), RowSpan(encoded, 20, rows)])
     values = torch.cat((values[:20], more, values[20:]))
     placed(table, device, Role.TABLE)
-    ids = torch.randint(0, rows + 9, (21,), dtype=torch.int32)
+    ids = torch.randint(0, rows + 9, (11,), dtype=torch.int32)
     ids[:3] = torch.tensor([0, rows + 8, 24])
     assert torch.equal(embedding(ids.to(device), table).cpu(), values[ids.long()].bfloat16())
     outside = torch.tensor([-5, rows + 9, 1 << 30], dtype=torch.int64, device=device)
@@ -208,3 +208,36 @@ def test_a_column_does_not_see_its_neighbours(format: str) -> None:
             assert torch.equal(products.linear(x[:count], w), whole[:count])
     order = torch.randperm(len(x), device=device)
     assert torch.equal(products.linear(x[order], w), whole[order])
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("format", MAKERS)
+def test_what_is_not_finite_stays_in_its_column(format: str) -> None:
+    device = torch.device("cuda")
+    w, _ = random_matrix(format, *LARGE.get(format, (300, 1312)), seed=8)
+    placed(w, device)
+    x = columns_of(8, w.columns, device)
+    clean = products.linear(x, w)
+    x[1, 3], x[4, 5], x[6, 9] = float("inf"), float("nan"), 3e38
+    out = products.linear(x, w)
+    kept = [0, 2, 3, 5, 7]
+    assert torch.equal(out[kept], clean[kept])
+    assert not torch.isfinite(out[4]).any()
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("format", ["ggml_k", "ggml_q5_k", "q4_g64_fp16", "q8_g32_fp16"])
+def test_a_norm_in_front_of_some_formats(format: str) -> None:
+    device = torch.device("cuda")
+    w, values = random_matrix(format, *LARGE.get(format, (300, 1312)), seed=9)
+    placed(w, device)
+    gain = torch.rand(w.columns, device=device).bfloat16()
+    for count in (1, 2, 3, 9, 20, 64):
+        x = columns_of(count, w.columns, device) * 3
+        out, h = products.norm_linear(x, gain, 1e-6, False, w)
+        wide_x = x.double()
+        normed = wide_x / (wide_x.square().mean(1, keepdim=True) + 1e-6).sqrt() * gain.double()
+        LINEAR.check(h, normed)
+        LINEAR.check(out, normed @ values.double().to(device).T)

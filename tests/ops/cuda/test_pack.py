@@ -8,6 +8,7 @@ import torch
 from ninfer.errors import FormatError
 from ninfer.ops import Encoded, Matrix, RowSpan
 from ninfer.ops.cuda import pack as packer
+from ninfer.ops.cuda import pack_nvfp4
 from ninfer.ops.cuda.packed import Packed
 from ninfer.ops.weights import Role
 from tests.ops.cuda.unpack import unpacked
@@ -34,6 +35,7 @@ def test_spans_begin_anywhere_and_join(
     format: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packer, "_CHUNK", 40 * 768)
+    monkeypatch.setattr(pack_nvfp4, "_CHUNK", 40 * 192)
     (first, a), (second, b) = (random_weight(format, *SHAPES[format], seed) for seed in (6, 7))
     matrix = Matrix([RowSpan(first, 3, 48), RowSpan(second, 17, 18), RowSpan(second, 20, 53)])
     packed = packer.pack(matrix, device, Role.LINEAR)
@@ -47,6 +49,7 @@ def test_gate_and_up_are_interleaved(
     format: str, half: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packer, "_CHUNK", 20 * 768)
+    monkeypatch.setattr(pack_nvfp4, "_CHUNK", 20 * 192)
     encoded, values = random_weight(format, *SHAPES[format], seed=8)
     matrix = Matrix([RowSpan(encoded, 1, 1 + half), RowSpan(encoded, 52 - half, 52)])
     packed = packer.pack(matrix, device, Role.SWIGLU)

@@ -10,6 +10,7 @@ import torch
 
 from ninfer.errors import OptionError
 from ninfer.ops.cuda.compile import SOURCES, CompileError, compile_source
+from ninfer.ops.cuda.pack import PACKINGS
 from ninfer.ops.cuda.packed import Packed
 from ninfer.ops.cuda.small import AMPERE, HOPPER, Mode, Norm, divide, module, plan, small_linear
 from tests.ops.criteria import LINEAR
@@ -158,7 +159,7 @@ def test_refusals():
 @pytest.mark.parametrize("device", [HOPPER, AMPERE])
 def test_plans(device):
     shapes = ((1, 1), (4, 2), (64, 80), (320, 96), (320, 272), (1024, 80), (2176, 80), (15520, 80))
-    for packing in (NVFP4, FP8, BF16):
+    for packing in (NVFP4, FP8, BF16, PACKINGS["Q4K"], PACKINGS["Q6K"], PACKINGS["Q8G32"]):
         for tiles, units in shapes:
             slices = divide(tiles, units, device)
             for tokens in (1, 2, 4, 8, 16):
@@ -175,8 +176,17 @@ def test_plans(device):
 
 
 @pytest.mark.parametrize("device", [HOPPER, AMPERE], ids=["sm_90a", "sm_80"])
-@pytest.mark.parametrize("packing", [NVFP4, FP8, BF16], ids=lambda p: p.kernel)
-@pytest.mark.parametrize(("tokens", "norm"), [(1, 1), (8, 2), (16, 0)])
+@pytest.mark.parametrize(
+    ("packing", "tokens", "norm"),
+    [
+        (NVFP4, 1, 1),
+        (NVFP4, 16, 0),
+        (FP8, 8, 2),
+        (BF16, 1, 0),
+        (PACKINGS["Q4K"], 1, 1),
+        (PACKINGS["Q6K"], 8, 0),
+    ],
+)
 def test_compiles(device, packing, tokens, norm, tmp_path, monkeypatch):
     """Without a GPU, by NVRTC or by nvcc, whichever is here."""
     made = plan(packing, divide(320, 80, device), 80, tokens, norm, device)

@@ -57,13 +57,21 @@ def _values(segment: Segment, interleaved: bool) -> np.ndarray:
         w = word(16 * lane + 8 * h + 4 * (j // 2))
         return w >> (16 * (c % 2) + 8 * (j % 2) + 4 * (c // 2)) & 15
 
-    def fifth():
-        pair = 8 * h + 2 * j + c // 2
-        return word(512 + 4 * lane) >> (16 * (c % 2) + pair) & 1
+    def five():
+        pair, e = 2 * j + c // 2, 2 * (c % 2)  # e: the byte of the pair's member
+        own, other = 16 * lane + 8 * h, 512 + 4 * lane + h + e
+        direct = byte(np.where(pair < 4, own + 4 * (pair // 2) + pair % 2 + e, other)) & 31
+        late = byte(own + pair % 2 + e) >> 5 << 2 | byte(own + 4 + pair % 2 + e) >> 6
+        ends = byte(16 * lane + 4 + h + e) >> 5 & 1, byte(16 * lane + 12 + h + e) >> 5 & 1
+        fifth = byte(other) >> 5 << 2 | ends[0] << 1 | ends[1]
+        return np.where(pair < 5, direct, np.where(pair == 5, fifth, late))
 
-    def sixth():
-        pair = 2 * j + c // 2
-        return word(512 + 8 * lane + 4 * h) >> (16 * (c % 2) + 2 * pair) & 3
+    def six():
+        pair, e = 2 * j + c // 2, 2 * (c % 2)
+        places = [16 * lane + 8 * h, 16 * lane + 8 * h + 4, 512 + 8 * lane + 4 * h]
+        words = [byte(place + pair % 2 + e) for place in places]
+        late = words[0] >> 6 << 4 | words[1] >> 6 << 2 | words[2] >> 6
+        return np.where(j == 3, late, np.choose(j % 3, words) & 63)
 
     def eight():
         order = np.array([0, 2, 1, 3])
@@ -90,9 +98,9 @@ def _values(segment: Segment, interleaved: bool) -> np.ndarray:
     if kernel == "Q4G64":
         return (low() - 8) * half_float(512 + 2 * at)
     if kernel == "Q5G64":
-        return (low() + 16 * fifth() - 16) * half_float(640 + 2 * at)
+        return (five() - 16) * half_float(640 + 2 * at)
     if kernel == "Q6G64":
-        return (low() + 16 * sixth() - 32) * half_float(768 + 2 * at)
+        return (six() - 32) * half_float(768 + 2 * at)
     if kernel == "Q8G32":
         return (eight() - 128) * half_float(1024 + 4 * at + 2 * (j // 2))
     if kernel == "Q4G32":
@@ -100,13 +108,13 @@ def _values(segment: Segment, interleaved: bool) -> np.ndarray:
     if kernel == "Q41":
         return low() * half_float(512 + 8 * at + 2 * (j // 2)) + half_float(512 + 8 * at + 4 + 2 * (j // 2))
     if kernel in ("Q4K", "Q5K"):
-        codes = low() + (16 * fifth() if kernel == "Q5K" else 0)
+        codes = five() if kernel == "Q5K" else low()
         at = (640 if kernel == "Q5K" else 512) + 8 * at
-        factor, offset = byte(at + j // 2), byte(at + 2 + j // 2)
+        numbers = byte(at) | byte(at + 1) << 8 | byte(at + 2) << 16
+        factor, offset = numbers >> (6 + 6 * (j // 2)) & 63, numbers >> (18 * (j // 2)) & 63
         return half_float(at + 4) * factor * codes - half_float(at + 6) * offset
     assert kernel == "Q6K"
-    factor = byte(768 + 4 * at + j).astype(np.uint8).view(np.int8)
-    return half_float(832 + 2 * at) * factor * (low() + 16 * sixth() - 32)
+    return half_float(832 + 2 * at) * (byte(768 + 4 * at + j) - 128) * (six() - 32)
 
 
 def _factors(segment: Segment, place: np.ndarray) -> np.ndarray:

@@ -14,308 +14,8 @@
 // Defines: D, HEADS, GROUP (query heads of a key head), K_CODE, V_CODE (0 plain, 1 int8, 2 FP8, 3 NVFP4),
 // K_TURNED, V_TURNED, TARGET (most splits), NT, GROUPS, KEYS (32 or 64), STAGES, BLOCKS (of a
 // multiprocessor), SHARED (bytes).
-
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef unsigned char u8;
-typedef unsigned long long u64;
-
-#define PLAIN 0
-#define INT8 1
-#define FP8 2
-#define NVFP4 3
-
-__host__ __device__ constexpr int code_bytes(int code) { return code == PLAIN ? 2 * D : code == NVFP4 ? D / 2 : D; }
-__host__ __device__ constexpr int scale_bytes(int code) {
-  return code == INT8 ? 2 * (D / 64) : code == NVFP4 ? D / 16 : code == FP8 ? 2 : 0;
-}
-// Bytes kept of a key's scales: single halves travel as the word that holds them.
-__host__ __device__ constexpr int kept_scales(int code) { return scale_bytes(code) == 2 ? 4 : scale_bytes(code); }
-
-constexpr int KB = code_bytes(K_CODE), VB = code_bytes(V_CODE);
-constexpr int KS = kept_scales(K_CODE), VS = kept_scales(V_CODE);
-constexpr int V_AT = KEYS * KB, KS_AT = V_AT + KEYS * VB, VS_AT = KS_AT + KEYS * KS;
-constexpr int STAGE = VS_AT + KEYS * VS;
-constexpr int STEPS = K_CODE == INT8 ? D / 32 : D / 16;       // of the product with keys
-constexpr int Q_TILES = K_CODE == PLAIN ? (NT + 1) / 2 : NT;  // a plain `mma` holds two tiles of rows
-constexpr int OCTETS = KEYS / 32;                             // of keys for each warp
-constexpr int FRAGMENTS = D / 64;                             // of 16 dimensions for each warp
-constexpr int CHUNKS = VB / 64;                               // of 16 bytes of a value for each warp
-constexpr int PAIRS = KEYS / 16;
-constexpr int P_UNIT = V_CODE == PLAIN ? 16 : 8;  // bytes of a lane's weights of 16 keys
-// Shared memory: rings, queries, weights, maxima, factors of rows, ranges of columns.
-constexpr int Q_AT = GROUPS * STAGES * STAGE, P_AT = Q_AT + Q_TILES * STEPS * 512;
-constexpr int P_BYTES = NT * PAIRS * 32 * P_UNIT, M_AT = P_AT + GROUPS * P_BYTES, M_BYTES = NT * 8 * 16;
-constexpr int R_AT = M_AT + GROUPS * M_BYTES, C_AT = R_AT + NT * 8 * 4;
-constexpr int PER_PAGE = 64 / KEYS;
-static_assert(C_AT + 256 == SHARED);
-constexpr float LOWEST = -1e30f;
-constexpr float SHIFT = V_CODE == PLAIN ? 0.0f : 8.0f;  // weights up to 2^8 keep small ones out of subnormals
-constexpr float Q_LIMIT = 32512.0f;
-constexpr float V_UNIT = V_CODE == FP8 ? 256.0f : V_CODE == NVFP4 ? 128.0f : 1.0f;
-constexpr float K_UNIT = K_CODE == FP8 ? 256.0f : K_CODE == NVFP4 ? 128.0f : 1.0f;
-constexpr float TURN = D == 256 ? 0.0625f : D == 64 ? 0.125f : 0.08838834764831845f;
-
-__device__ __forceinline__ u32 shared_address(const void* p) {
-  u32 a;
-  asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(a) : "l"(p));
-  return a;
-}
-template <int BYTES>
-__device__ __forceinline__ void copy_async(u32 to, const void* from, bool there) {
-  int size = there ? BYTES : 0;
-  if constexpr (BYTES == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
-  else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from), "r"(size), "n"(BYTES)
-                 : "memory");
-}
-__device__ __forceinline__ void matrices4(u32 (&r)[4], u32 a) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a) : "memory");
-}
-__device__ __forceinline__ void matrices4_turned(u32 (&r)[4], u32 a) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a) : "memory");
-}
-__device__ __forceinline__ void matrices2_turned(u32 (&r)[4], u32 a) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1]) : "r"(a) : "memory");
-}
-__device__ __forceinline__ void multiply_int8(int (&d)[4], const uint4& a, u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void first_int8(int (&d)[4], const uint4& a, u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
-      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1), "r"(0));
-}
-__device__ __forceinline__ void multiply_half(float (&d)[4], const uint4& a, u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void multiply_bf16(float (&d)[4], const uint4& a, u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ float exp2_(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ u32 two_halves(float low, float high) {
-  u32 d;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-  return d;
-}
-__device__ __forceinline__ u32 two_bf16(float low, float high) {
-  u32 d;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-  return d;
-}
-__device__ __forceinline__ float half_to_float(u16 h) {
-  float f;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
-  return f;
-}
-__device__ __forceinline__ u32 times(u32 a, u32 b) {
-  u32 d;
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-__device__ __forceinline__ u32 minus(u32 a, u32 b) {
-  u32 d;
-  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-__device__ __forceinline__ u32 smaller(u32 a, u32 b) {
-  u32 d;
-  asm("min.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-__device__ __forceinline__ float bits_to_float(u32 b) { return __uint_as_float(b); }
-__device__ __forceinline__ void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-// Where 16-byte chunk `c` of row `r` stands, so that 8 rows' chunks of one column lie in different banks.
-template <int ROW>
-__device__ __forceinline__ int swizzled(int r, int c) {
-  if constexpr (ROW >= 128) return c ^ (r & 7);
-  else if constexpr (ROW == 64) return c ^ (r >> 1 & 3);
-  else return c ^ (r >> 2 & 1);
-}
-
-// Bytes 0 and 2, and bytes 1 and 3, of four int8 as halves, exactly: 1024 + 128 + x has x in its last bits.
-__device__ __forceinline__ void int8_to_half(u32 x, u32& even, u32& odd) {
-  u32 u = x ^ 0x80808080u;
-  even = minus(__byte_perm(u, 0x64646464u, 0x4240), 0x64806480u);
-  odd = minus(__byte_perm(u, 0x64646464u, 0x4341), 0x64806480u);
-}
-// The same of E4M3 codes, times 2^-8.
-__device__ __forceinline__ void fp8_to_half(u32 x, u32& even, u32& odd) {
-  even = ((x << 8) & 0x80008000u) | ((x << 7) & 0x3f803f80u);
-  odd = (x & 0x80008000u) | ((x >> 1) & 0x3f803f80u);
-}
-// Nibble I of both 16-bit parts of E2M1 codes, times 2^-14; times a scale of below, a number times 2^-7, exactly.
-template <int I>
-__device__ __forceinline__ u32 nvfp4_to_half(u32 x) {
-  u32 sign = I < 3 ? x << (12 - 4 * I) : x;
-  u32 rest = 4 * I <= 9 ? x << (9 - 4 * I) : x >> (4 * I - 9);
-  return (sign & 0x80008000u) | (rest & 0x0e000e00u);
-}
-// A pair of E4M3 scales (bits 0..6 and 16..22) as halves, times 2^7.
-__device__ __forceinline__ u32 scales_to_half(u32 pair) { return times(pair << 7, 0x78007800u); }
-
-// Copy a tile's codes; `from` is the thread's own chunk of the first keys.
-template <int ROW, bool WHOLE>
-__device__ __forceinline__ void fetch_codes(u32 to, const u8* from, int present, int thread) {
-  constexpr int OF_ROW = ROW / 16, AT_ONCE = 128 / OF_ROW;
-  const int first = thread / OF_ROW, chunk = thread % OF_ROW;
-#pragma unroll
-  for (int i = 0; i < KEYS / AT_ONCE; i++) {
-    int key = first + AT_ONCE * i;
-    copy_async<16>(to + key * ROW + 16 * swizzled<ROW>(key, chunk), from + i * (AT_ONCE * HEADS * ROW),
-                   WHOLE || key < present);
-  }
-}
-template <int CODE>
-__device__ __forceinline__ void fetch_scales(u32 to, const u8* plane, u64 vector, int present, int key) {
-  constexpr int BYTES = scale_bytes(CODE);
-  u64 at = (vector + key * HEADS) * BYTES;
-  if constexpr (BYTES == 2) copy_async<4>(to + 4 * key, plane + (at & ~3ull), key < present);
-  else copy_async<BYTES>(to + BYTES * key, plane + at, key < present);
-}
-
-// The prepared queries as operands: see the layouts of `mma` and of the codes in registers. E dimensions of a row.
-__device__ __forceinline__ u32 packed_bytes(int a, int b, int c, int d) {
-  return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
-}
-template <int E>
-__device__ __forceinline__ void put_query(u8* shared, int row, int dim, const float (&x)[E]) {
-  const int tile = row >> 3, r = row & 7;
-  if constexpr (K_CODE == PLAIN) {
-#pragma unroll
-    for (int e = 0; e < E; e += 2) {
-      int k = (dim + e) & 15;
-      u8* at = shared + Q_AT + (((tile >> 1) * STEPS + (dim + e) / 16) * 32 + r * 4 + (k & 7) / 2) * 16 + (k / 8) * 8 +
-               (tile & 1) * 4;
-      *(u32*)at = __byte_perm(__float_as_uint(x[e]), __float_as_uint(x[e + 1]), 0x7632);
-    }
-  } else if constexpr (K_CODE == INT8) {
-    int high[E], low[E];
-#pragma unroll
-    for (int e = 0; e < E; e++) {
-      int code = __float2int_rn(x[e]);
-      high[e] = (code + 128) >> 8;
-      low[e] = code - (high[e] << 8);
-    }
-#pragma unroll
-    for (int e = 0; e < E; e += 4) {
-      int k = (dim + e) & 31;
-      u8* at = shared + Q_AT + ((tile * STEPS + (dim + e) / 32) * 32 + r * 4 + (k & 15) / 4) * 16 + (k / 16) * 8 + (k & 3);
-      if constexpr (E >= 4) {
-        *(uint2*)at = make_uint2(packed_bytes(high[e], high[e + 1], high[e + 2], high[e + 3]),
-                                 packed_bytes(low[e], low[e + 1], low[e + 2], low[e + 3]));
-      } else {
-        at[0] = (u8)high[0];
-        at[1] = (u8)high[1];
-        at[4] = (u8)low[0];
-        at[5] = (u8)low[1];
-      }
-    }
-  } else {
-    u32 high[E], low[E];
-#pragma unroll
-    for (int e = 0; e < E; e++) {
-      high[e] = two_halves(x[e], 0.0f);
-      low[e] = two_halves((x[e] - half_to_float((u16)high[e])) * 2048.0f, 0.0f);
-    }
-    // Which other dimension shares a register, and how many make two steps of a `mma` operand.
-    constexpr int APART = K_CODE == FP8 ? 2 : 4, UNIT = K_CODE == FP8 ? 4 : 8;
-    if constexpr (E >= UNIT) {
-#pragma unroll
-      for (int e = 0; e < E; e += UNIT)
-#pragma unroll
-        for (int i = 0; i < UNIT / 4; i++) {
-          const int a = e + 2 * i, b = a + 1, at_dim = dim + e;
-          const int step = K_CODE == FP8 ? at_dim / 16 : at_dim / 32 * 2 + i;
-          const int lane = K_CODE == FP8 ? (at_dim & 15) / 4 : (at_dim & 31) / 8;
-          *(uint4*)(shared + Q_AT + ((tile * STEPS + step) * 32 + r * 4 + lane) * 16) =
-              make_uint4(high[a] | high[a + APART] << 16, low[a] | low[a + APART] << 16, high[b] | high[b + APART] << 16,
-                         low[b] | low[b + APART] << 16);
-        }
-    } else {
-#pragma unroll
-      for (int e = 0; e < E; e++) {
-        const int at_dim = dim + e, in_unit = at_dim & (UNIT - 1);
-        const int step = K_CODE == FP8 ? at_dim / 16 : at_dim / 32 * 2 + ((in_unit & 3) >> 1);
-        const int lane = K_CODE == FP8 ? (at_dim & 15) / 4 : (at_dim & 31) / 8;
-        u8* at = shared + Q_AT + ((tile * STEPS + step) * 32 + r * 4 + lane) * 16 + (in_unit & 1) * 8 + in_unit / APART * 2;
-        *(u16*)at = (u16)high[e];
-        *(u16*)(at + 4) = (u16)low[e];
-      }
-    }
-  }
-}
-
-// One row: read, turn, scale to the integers or halves of `put_query`; returns what undoes the scaling.
-__device__ __forceinline__ float prepare_row(u8* shared, int row, const u16* q, bool used, int lane) {
-  constexpr int E = D / 32;
-  float x[E];
-  __align__(16) u32 pairs[E / 2] = {};
-  if (used) {
-    const u16* from = q + E * lane;
-    if constexpr (E == 8) *(uint4*)pairs = *(const uint4*)from;
-    else if constexpr (E == 4) *(uint2*)pairs = *(const uint2*)from;
-    else pairs[0] = *(const u32*)from;
-  }
-#pragma unroll
-  for (int i = 0; i < E; i += 2) {
-    x[i] = bits_to_float(pairs[i / 2] << 16);
-    x[i + 1] = bits_to_float(pairs[i / 2] & 0xffff0000u);
-  }
-  float unit = 1.0f;
-  if (K_CODE != PLAIN && used) {
-    if constexpr (K_TURNED) {
-#pragma unroll
-      for (int stride = 1; stride < E; stride *= 2)
-#pragma unroll
-        for (int i = 0; i < E; i++)
-          if (!(i & stride)) {
-            float a = x[i], b = x[i + stride];
-            x[i] = a + b;
-            x[i + stride] = a - b;
-          }
-#pragma unroll
-      for (int stride = 1; stride < 32; stride *= 2)
-#pragma unroll
-        for (int i = 0; i < E; i++) {
-          float other = __shfl_xor_sync(~0u, x[i], stride);
-          x[i] = lane & stride ? other - x[i] : x[i] + other;
-        }
-    }
-    float most = 0.0f;
-#pragma unroll
-    for (int i = 0; i < E; i++) most = fmaxf(most, fabsf(x[i]));
-#pragma unroll
-    for (int stride = 1; stride < 32; stride *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, stride));
-    float limit = K_CODE == INT8 ? Q_LIMIT : 1.0f, up = most > 0.0f ? limit / most : 0.0f;
-    unit = most / limit * (K_TURNED ? TURN : 1.0f);
-#pragma unroll
-    for (int i = 0; i < E; i++) x[i] *= up;
-  }
-  put_query<E>(shared, row, E * lane, x);
-  return unit;
-}
+#include "attend_merge.cuh"
+#include "attend_queries.cuh"
 
 extern "C" __global__ void __launch_bounds__(128 * GROUPS, BLOCKS)
 attend_split(const u16* q, int q_stride, const u8* k, const u8* k_scales, const u8* v, const u8* v_scales,
@@ -329,13 +29,18 @@ attend_split(const u16* q, int q_stride, const u8* k, const u8* k_scales, const 
   const int used_columns = min(tile_columns, columns - block_column), used_rows = used_columns * GROUP;
   const int first_t = request * columns + block_column;
   const int* row_of_table = table + (long long)request * table_stride;
-  wait_for_previous();
-  let_next_start();
 
-  const int likely_page = row_of_table[split];  // of short contexts, whose splits are single pages
-  int begin = 0, end = 0;
+  // Ahead of the wait: positions, the table, and keys before those of this call, which the kernel ahead may just be
+  // writing. All that was complete before that kernel began (see `attend_few.py`).
+  const int likely_page = __ldcg(row_of_table + split);  // of short contexts, whose splits are single pages
+  int begin = 0, end = 0, fresh = 0x7fffffff;
+  if (lane < columns) {
+    const int position = __ldcg(positions + request * columns + lane);
+    if (position >= 0) fresh = position;
+  }
+  fresh = __reduce_min_sync(~0u, fresh);
   if (lane < used_columns) {
-    int length = max(positions[first_t + lane] + 1, 0);
+    int length = max(__ldcg(positions + first_t + lane) + 1, 0);
     int run = ((length + 63) / 64 + TARGET - 1) / TARGET * 64;
     begin = split * run;
     end = min(length, begin + run);
@@ -343,7 +48,10 @@ attend_split(const u16* q, int q_stride, const u8* k, const u8* k_scales, const 
   const bool some = begin < end;
   const int first = __reduce_min_sync(~0u, some ? begin : 0x7fffffff);
   const int last = __reduce_max_sync(~0u, some ? end : 0);
-  if (last == 0) return;
+  if (last == 0) {
+    wait_for_previous();
+    return;
+  }
 
   const u32 base = shared_address(shared) + group * (STAGES * STAGE);
   const u8* ring = shared + group * (STAGES * STAGE);
@@ -354,7 +62,7 @@ attend_split(const u16* q, int q_stride, const u8* k, const u8* k_scales, const 
   const u8* v_thread = v + (thread / (VB / 16) * HEADS + head) * VB + thread % (VB / 16) * 16;
   auto page_of = [&](int tile) {
     int page = tile / PER_PAGE;
-    return tile >= tile_end ? 0 : page == split ? likely_page : row_of_table[page];
+    return tile >= tile_end ? 0 : page == split ? likely_page : __ldcg(row_of_table + page);
   };
   auto fetch = [&](int tile, int page, int slot) {
     if (tile < tile_end) {
@@ -380,8 +88,18 @@ attend_split(const u16* q, int q_stride, const u8* k, const u8* k_scales, const 
   int ahead[STAGES];
 #pragma unroll
   for (int i = 0; i < STAGES; i++) ahead[i] = page_of(tile_first + i * GROUPS);
+  bool waited = false;
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) fetch(tile_first + i * GROUPS, ahead[i], i);
+  for (int i = 0; i < STAGES; i++) {
+    const int tile = tile_first + i * GROUPS;
+    if (!waited && (i == STAGES - 1 || (tile < tile_end && (tile + 1) * KEYS > fresh))) {
+      wait_for_previous();
+      waited = true;
+    }
+    if (i < STAGES - 1) fetch(tile, ahead[i], i);
+  }
+  // Not earlier: the kernel behind reads what was complete before this one began, ahead of its wait.
+  allow_next();
   int next_page = ahead[STAGES - 1];
 
   // Queries, while the first keys are on the way.
@@ -818,99 +536,6 @@ attend_split(const u16* q, int q_stride, const u8* k, const u8* k_scales, const 
       }
     }
   }
-}
-
-// Fold the splits of one column and head in ascending order, eight at a time, a slice of dimensions a block. Where
-// values are rotated the slice is all.
-constexpr int SLICE = V_TURNED ? D : 64, MERGERS = V_TURNED ? 512 : 256;
-constexpr int ACROSS = SLICE / 4, EIGHTS = (TARGET + 7) / 8;
-
-extern "C" __global__ void __launch_bounds__(MERGERS)
-attend_merge(const float* sums, const float* tops, const int* positions, const u16* gate, int gate_stride, u16* out,
-             int splits) {
-  constexpr int Q_HEADS = HEADS * GROUP;
-  __shared__ float weights[EIGHTS * 8];
-  __shared__ __align__(16) float eights[EIGHTS][SLICE];
-  __shared__ float turned[SLICE];
-  const int thread = threadIdx.x, lane = thread % 32;
-  const int place = blockIdx.x, t = place / Q_HEADS, head = place % Q_HEADS, slice = blockIdx.y * SLICE;
-  // These were there before the splits' kernel began.
-  int position;
-  asm volatile("ld.global.cg.s32 %0, [%1];" : "=r"(position) : "l"(positions + t));
-  u16 g = 0;
-  if (gate != nullptr && thread < SLICE)
-    asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(g) : "l"(gate + (long long)t * gate_stride + head * D + slice + thread));
-  const int length = max(position + 1, 0), pages = (length + 63) / 64;
-  const int per_split = max((pages + TARGET - 1) / TARGET, 1), count = (pages + per_split - 1) / per_split;
-  const float4* from = (const float4*)(sums + (long long)place * splits * D + slice) + thread % ACROSS;
-  const float2* ends = (const float2*)tops + (long long)place * splits;
-  wait_for_previous();
-  float mass = 0.0f, most = LOWEST;
-  bool known = false;
-  int eight = thread / ACROSS;
-  do {
-    float4 x[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-      x[i] = 8 * eight + i < count ? from[(8 * eight + i) * (D / 4)] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (!known) {
-      // Each warp finds the maximum and the mass.
-      constexpr int OF_LANE = (TARGET + 31) / 32;
-      float2 end[OF_LANE];
-#pragma unroll
-      for (int i = 0; i < OF_LANE; i++) end[i] = lane + 32 * i < count ? ends[lane + 32 * i] : make_float2(LOWEST, 0.0f);
-#pragma unroll
-      for (int i = 0; i < OF_LANE; i++) most = fmaxf(most, end[i].x);
-#pragma unroll
-      for (int stride = 1; stride < 32; stride *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, stride));
-#pragma unroll
-      for (int i = 0; i < OF_LANE; i++) {
-        const float weight = exp2_(end[i].x - most);
-        mass += weight * end[i].y;
-        if (thread < 32 && lane + 32 * i < EIGHTS * 8) weights[lane + 32 * i] = weight;
-      }
-#pragma unroll
-      for (int stride = 1; stride < 32; stride *= 2) mass += __shfl_xor_sync(~0u, mass, stride);
-      known = true;
-      __syncthreads();
-    }
-    if (eight < EIGHTS) {
-      float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-      for (int i = 0; i < 8; i++) {
-        const float weight = weights[8 * eight + i];
-        sum.x += weight * x[i].x;
-        sum.y += weight * x[i].y;
-        sum.z += weight * x[i].z;
-        sum.w += weight * x[i].w;
-      }
-      *(float4*)&eights[eight][thread % ACROSS * 4] = sum;
-    }
-    eight += MERGERS / ACROSS;
-  } while (8 * eight < count);
-  __syncthreads();
-  float total = 0.0f;
-  if (thread < SLICE)
-    for (int i = 0; 8 * i < count; i++) total += eights[i][thread];
-  total = count > 0 ? total / mass : 0.0f;
-  if constexpr (V_TURNED) {
-    for (int stride = 1; stride < 32; stride *= 2) {
-      const float other = __shfl_xor_sync(~0u, total, stride);
-      total = lane & stride ? other - total : total + other;
-    }
-    for (int stride = 32; stride < D; stride *= 2) {
-      if (thread < SLICE) turned[thread] = total;
-      __syncthreads();
-      const float other = thread < SLICE ? turned[thread ^ stride] : 0.0f;
-      total = thread & stride ? other - total : total + other;
-      __syncthreads();
-    }
-    total *= TURN;
-  }
-  if (thread >= SLICE) return;
-  u32 result = two_bf16(total, 0.0f) & 0xffff;
-  if (gate != nullptr) result = two_bf16(bits_to_float(result << 16) / (1.0f + __expf(-bits_to_float((u32)g << 16))), 0.0f) & 0xffff;
-  out[(long long)place * D + slice + thread] = (u16)result;
 }
 
 // Reached on an H200, 2026-11-30, D 256, 24 and 4 heads, B 1, split and merge and gate, us at 85,000 keys and share of

@@ -96,6 +96,7 @@ DEVICE void send_remote(u32 address, u32 barrier, float a, float b, float c, flo
         : "memory");
 }
 
+// The same of 4 bytes.
 DEVICE void send_remote(u32 address, u32 barrier, float a) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(a),
                  "r"(barrier)

@@ -8,6 +8,7 @@
 //     // token, bf16 (j counts steps of 16 columns, 4 in a unit of 64), zeros beyond T and beyond the columns.
 //     // Feed them to mma(acc[nt], row r: 4 j, 4 j + 1; row r + 8: the same; row r: 4 j + 2, 4 j + 3; row r + 8;
 //     // x[nt][2 j], x[nt][2 j + 1]). The framework multiplies row sums by row_scales at the end.
+//     // Formats of formats_b.cuh get more: see `Prepared` there.
 //     template <int NT>
 //     static DEVICE void unit(const u8* unit, int lane, const u32 (&x)[NT][UNIT_COLUMNS / 8], float (&acc)[NT][4]);
 // };

@@ -8,7 +8,10 @@
 // RESIDENT (blocks of a multiprocessor).
 // Everything that a state depends on is written as explicit operations, and both kernels call the same functions:
 // a fold has the bits of the call whose columns it repeats.
-#include "common.cuh"
+#pragma once
+#include "barriers.cuh"
+
+#if __CUDA_ARCH__ >= 900
 
 #define ROWS 16
 #define THREADS (ROWS * LANES)
@@ -34,10 +37,11 @@ struct Params {
 };
 
 struct Shared {
-    float queries[BATCH][DK], keys[BATCH][DK], values[BATCH][VALUES], shown[BATCH][VALUES];
+    alignas(16) float queries[BATCH][DK], keys[BATCH][DK], values[BATCH][VALUES], shown[BATCH][VALUES];
     float warp_products[WARPS][BATCH][PRODUCTS];
     float products[STRIPS][BATCH][PRODUCTS];  // written by all blocks of the cluster
     float squares[STRIPS][BATCH][GROUP];      // the same
+    u64 products_here, squares_here;
     float dots[BATCH], alpha[BATCH][GROUP], strength[BATCH][GROUP];
     int places[GROUP];
 };
@@ -47,48 +51,6 @@ DEVICE float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 DEVICE u32 load32(const u16* p) { return *reinterpret_cast<const u32*>(p); }
 DEVICE void store32(u16* p, u32 x) { *reinterpret_cast<u32*>(p) = x; }
-
-DEVICE u32 shared_at(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-// A float into the same place of another block of the cluster.
-DEVICE void put_remote(float* place, u32 rank, float x) {
-#if __CUDA_ARCH__ >= 900
-    u32 address;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_at(place)), "r"(rank));
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
-#endif
-}
-
-// The blocks of a cluster run: from the wait on they may write into each other.
-DEVICE void cluster_begin() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
-
-DEVICE void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-
-DEVICE void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
-DEVICE void wait_for_kernels_ahead() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-DEVICE void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
 
 DEVICE float warp_sum(float x) {
 #pragma unroll
@@ -154,7 +116,6 @@ DEVICE void store_state(const State& state, float* states, int slot, int key_hea
 
 // A hint: the block's rows of a state into the L2 cache. `slot` may be of the past, and is only trusted to be one.
 DEVICE void prefetch_state(const Params& p, int request, int key_head, int rank) {
-#if __CUDA_ARCH__ >= 900
     if (threadIdx.x < GROUP && request < gridDim.y) {
         const int slot = *(const volatile int*)(p.sources + request);
         if (0 <= slot && slot < p.slots) {
@@ -163,7 +124,6 @@ DEVICE void prefetch_state(const Params& p, int request, int key_head, int rank)
             asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows), "n"(ROWS * DK * 4) : "memory");
         }
     }
-#endif
 }
 
 DEVICE void add_products(float& sum, float4 a, float4 b) {
@@ -304,8 +264,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_columns(cons
     __shared__ Shared s;
     const int rank = blockIdx.x % STRIPS, key_head = blockIdx.x / STRIPS;
     prefetch_state(p, blockIdx.y, key_head, rank);
-    let_next_kernel_start();
-    wait_for_kernels_ahead();
+    allow_next();
+    wait_for_previous();
     prefetch_state(p, blockIdx.y + AHEAD, key_head, rank);
     columns(s, p);
 }
@@ -334,7 +294,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_fold(const _
     p.sources = fold.sources, p.targets = fold.targets, p.counts = fold.counts;
     p.k_stride = fold.key_heads * DK, p.v_stride = heads * (STRIPS * ROWS);
     p.columns = fold.columns, p.key_heads = fold.key_heads, p.slots = fold.slots;
-    wait_for_kernels_ahead();
+    allow_next();
+    wait_for_previous();
     const int channels = 2 * fold.key_heads * DK + heads * (STRIPS * ROWS);
     const int source = p.sources[request], target = p.targets[request];
     const int count = min(p.columns, p.counts[request]);
@@ -401,15 +362,36 @@ DEVICE u32 convolve(u32 (&past)[3], u32 fresh, const u32 (&w)[4]) {
 #define CONV_TURNS ((PAIRS + THREADS - 1) / THREADS)
 #define OUT_TURNS ((BATCH * VALUES / 2 + THREADS - 1) / THREADS)
 
+// A hint like `prefetch_state`: the history of a thread's channels.
+DEVICE void prefetch_history(const Params& p, int request, int channels, const int (&channel)[CONV_TURNS]) {
+    const int slot = *(const volatile int*)(p.sources + request);
+    if (slot < 0 || slot >= p.slots) return;
+#pragma unroll
+    for (int i = 0; i < CONV_TURNS; i++)
+        if (channel[i] >= 0 && channel[i] % 16 == 0)
+#pragma unroll
+            for (int j = 0; j < PAST; j++)
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(p.conv_states + ((long long)slot * PAST + j) * channels +
+                                                              channel[i]));
+}
+
 // The mixer for up to BATCH columns of a request. Grid (STRIPS * key heads, requests), clusters of STRIPS.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_mix(const __grid_constant__ Params p) {
     __shared__ Shared s;
     const int rank = blockIdx.x % STRIPS, key_head = blockIdx.x / STRIPS, request = blockIdx.y;
     const int tid = threadIdx.x, heads = p.key_heads * GROUP, width = STRIPS * ROWS;
     const int keys = p.key_heads * DK, channels = 2 * keys + heads * width, count = p.columns;
-    cluster_begin();
+    if (tid == 0) {
+        barrier_init(&s.products_here, 1);
+        barrier_init(&s.squares_here, 1);
+        barrier_init_fence();
+        barrier_expect(&s.products_here, STRIPS * PRODUCTS * 4 * count);
+        barrier_expect(&s.squares_here, STRIPS * GROUP * 4 * count);
+    }
+    __syncthreads();
+    cluster_arrive();
 
-    // What nobody writes: control projections, filters, where heads go.
+    // What nobody writes: control projections, filters, gains, where heads go.
     const int unit = tid / 4 * (4 * STRIPS) + rank * 4 + tid % 4;
     const bool multiplies = tid / 32 * (32 * STRIPS) + rank * 4 < UNITS;
     uint2 rows[TURNS][PRODUCTS];
@@ -438,6 +420,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_mix(const __
                                ? load32(p.weight + (j - 4 + TAPS) * channels + channel[i])
                                : 0;
     }
+    u32 gains[OUT_TURNS];
+#pragma unroll
+    for (int i = 0; i < OUT_TURNS; i++) gains[i] = load32(p.norm + rank * ROWS + (tid + i * THREADS) % (ROWS / 2) * 2);
     if (p.order) {
         for (int i = tid; i < heads; i += THREADS) {
             const int j = p.order[i] - key_head * GROUP;
@@ -446,18 +431,50 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_mix(const __
     } else if (tid < GROUP) {
         s.places[tid] = key_head * GROUP + tid;
     }
-    // One thread for each column and head.
-    const int control_head = key_head * GROUP + tid % GROUP;
+    // One thread for each column and head, from the last one on: the first ones sum and normalize.
+    const int control = THREADS - 1 - tid, control_head = key_head * GROUP + control % GROUP;
     const float a_log = p.a_log[control_head], dt_bias = p.dt_bias[control_head];
     prefetch_state(p, request, key_head, rank);
+    prefetch_history(p, request, channels, channel);
     // The kernel behind is not let in: it is a product of as many blocks as there are multiprocessors, two of which
     // would share one where these blocks leave room, while others had none, and so would all products that follow.
-    wait_for_kernels_ahead();
+    wait_for_previous();
     // What a later wave of blocks will read.
     prefetch_state(p, request + AHEAD, key_head, rank);
 
     const int source = p.sources[request], target = p.targets[request];
     const long long first = (long long)request * count, record = (long long)request * p.record_rows;
+    // What needs no slot is on the way before the slot is known.
+    uint2 x[4][TURNS];
+    auto load_columns = [&](int base) {
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            const uint2* column = reinterpret_cast<const uint2*>(p.h + (first + base + t) * p.h_stride);
+#pragma unroll
+            for (int i = 0; i < TURNS; i++) {
+                const int place = unit + i * STRIPS * THREADS;
+                x[t][i] = base + t < count && place < UNITS ? column[place] : make_uint2(0, 0);
+            }
+        }
+    };
+    load_columns(0);
+    u32 fresh[CONV_TURNS][4];
+    auto load_fresh = [&](int i, int base) {
+#pragma unroll
+        for (int t = 0; t < 4; t++)
+            fresh[i][t] = channel[i] >= 0 && base + t < count
+                              ? load32(p.qkv + (first + base + t) * p.q_stride + channel[i])
+                              : 0;
+    };
+#pragma unroll
+    for (int i = 0; i < CONV_TURNS; i++) load_fresh(i, 0);
+    u32 gates[OUT_TURNS];
+#pragma unroll
+    for (int i = 0; i < OUT_TURNS; i++) {
+        const int at = tid + i * THREADS, t = at / (VALUES / 2), c = at % (VALUES / 2) * 2;
+        const int row = rank * ROWS + c % ROWS;
+        gates[i] = t < count ? load32(p.z + (first + t) * p.z_stride + (key_head * GROUP + c / ROWS) * width + row) : 0;
+    }
     u32 past[CONV_TURNS][3];
 #pragma unroll
     for (int i = 0; i < CONV_TURNS; i++)
@@ -467,28 +484,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_mix(const __
                              ? load32(p.conv_states + ((long long)source * PAST + j - 3 + PAST) * channels + channel[i])
                              : 0;
 
-    u32 gates[OUT_TURNS], gains[OUT_TURNS];
-#pragma unroll
-    for (int i = 0; i < OUT_TURNS; i++) {
-        const int at = tid + i * THREADS, t = at / (VALUES / 2), c = at % (VALUES / 2) * 2;
-        const int row = rank * ROWS + c % ROWS;
-        gains[i] = load32(p.norm + row);
-        gates[i] = t < count ? load32(p.z + (first + t) * p.z_stride + (key_head * GROUP + c / ROWS) * width + row) : 0;
-    }
-
     if (multiplies) {  // of whole warps
 #pragma unroll 1
         for (int base = 0; base < count; base += 4) {
-            uint2 x[4][TURNS];
-#pragma unroll
-            for (int t = 0; t < 4; t++) {
-                const uint2* column = reinterpret_cast<const uint2*>(p.h + (first + base + t) * p.h_stride);
-#pragma unroll
-                for (int i = 0; i < TURNS; i++) {
-                    const int place = unit + i * STRIPS * THREADS;
-                    x[t][i] = base + t < count && place < UNITS ? column[place] : make_uint2(0, 0);
-                }
-            }
+            if (base) load_columns(base);
 #pragma unroll
             for (int t = 0; t < 4; t++) {
                 if (base + t >= count) break;
@@ -522,18 +521,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_mix(const __
         const int step = pair < DK ? DK : VALUES;
 #pragma unroll 1
         for (int base = 0; base < count; base += 4) {
-            u32 fresh[4];
-#pragma unroll
-            for (int t = 0; t < 4; t++)
-                if (base + t < count) fresh[t] = load32(p.qkv + (first + base + t) * p.q_stride + channel[i]);
+            if (base) load_fresh(i, base);
 #pragma unroll
             for (int t = 0; t < 4; t++) {
                 if (base + t >= count) break;
-                const u32 done = convolve(past[i], fresh[t], weight[i]);
+                const u32 done = convolve(past[i], fresh[i][t], weight[i]);
                 place[(base + t) * step] = low_bf16(done), place[(base + t) * step + 1] = high_bf16(done);
                 if (p.k_records && (pair >= DK || rank == 0)) {
                     const long long at = record + base + t;
-                    store32(p.conv_records + at * channels + channel[i], fresh[t]);
+                    store32(p.conv_records + at * channels + channel[i], fresh[i][t]);
                     if (pair >= DK)
                         store32(p.v_records + at * heads * width + channel[i] - 2 * keys, done);
                     else if (pair >= DK / 2)
@@ -553,25 +549,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_mix(const __
         float sum = 0.0f;
 #pragma unroll
         for (int warp = 0; warp < WARPS; warp++) sum += s.warp_products[warp][t][j];
-        put_remote(&s.products[rank][t][j], i % STRIPS, sum);
+        send_remote(remote_address(&s.products[rank][t][j], i % STRIPS), remote_address(&s.products_here, i % STRIPS), sum);
     }
-    cluster_arrive();
     normalize(s, count);
-    cluster_wait();
-
-    // Every block has read the old history.
-    if (!p.k_records && PAST > 0) {
-#pragma unroll
-        for (int i = 0; i < CONV_TURNS; i++) {
-            const int pair = THREADS - 1 - tid + i * THREADS;
-            if (channel[i] >= 0 && (pair >= DK || rank == 0))
-#pragma unroll
-                for (int j = 3 - PAST; j < 3; j++)
-                    store32(p.conv_states + ((long long)target * PAST + j - 3 + PAST) * channels + channel[i], past[i][j]);
-        }
-    }
-    if (tid < count * GROUP) {
-        const int t = tid / GROUP, j = tid % GROUP;
+    if (control < count * GROUP) {
+        const int t = control / GROUP, j = control % GROUP;
+        barrier_wait(&s.products_here, 0);
         float a = 0.0f, b = 0.0f, g, beta;
 #pragma unroll
         for (int block = 0; block < STRIPS; block++) {
@@ -586,9 +569,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_mix(const __
             p.beta_records[(record + t) * heads + control_head] = beta;
         }
     }
+    float scales[OUT_TURNS][2];
+#pragma unroll
+    for (int i = 0; i < OUT_TURNS; i++) {
+        scales[i][0] = low_bf16(gains[i]) * silu(low_bf16(gates[i]));
+        scales[i][1] = high_bf16(gains[i]) * silu(high_bf16(gates[i]));
+    }
     __syncthreads();
     run(state, s, count);
-    if (!p.k_records) store_state(state, p.states, target, key_head, p.key_heads, rank);
     __syncthreads();
 #pragma unroll 1
     for (int i = tid; i < count * GROUP * STRIPS; i += THREADS) {
@@ -596,10 +584,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_mix(const __
         float sum = 0.0f;
 #pragma unroll
         for (int row = 0; row < ROWS; row++) sum = fmaf(s.shown[t][j * ROWS + row], s.shown[t][j * ROWS + row], sum);
-        put_remote(&s.squares[rank][t][j], i % STRIPS, sum);
+        send_remote(remote_address(&s.squares[rank][t][j], i % STRIPS), remote_address(&s.squares_here, i % STRIPS), sum);
     }
-    cluster_arrive();
-    cluster_wait();
+    if (!p.k_records) store_state(state, p.states, target, key_head, p.key_heads, rank);
+    barrier_wait(&s.squares_here, 0);
 #pragma unroll
     for (int i = 0; i < OUT_TURNS; i++) {
         const int at = tid + i * THREADS, t = at / (VALUES / 2), c = at % (VALUES / 2) * 2;
@@ -609,8 +597,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_mix(const __
 #pragma unroll
         for (int block = 0; block < STRIPS; block++) sum += s.squares[block][t][j];
         const float inverse = __frsqrt_rn(sum / width + p.eps);
-        const float low = s.shown[t][c] * inverse * low_bf16(gains[i]) * silu(low_bf16(gates[i]));
-        const float high = s.shown[t][c + 1] * inverse * high_bf16(gains[i]) * silu(high_bf16(gates[i]));
+        const float low = s.shown[t][c] * inverse * scales[i][0], high = s.shown[t][c + 1] * inverse * scales[i][1];
         store32(p.out + (first + t) * heads * width + s.places[j] * width + row, pack_bf16x2(low, high));
     }
+    // Every block has read the old history, or it would not have sent its squares.
+    if (!p.k_records && PAST > 0) {
+#pragma unroll
+        for (int i = 0; i < CONV_TURNS; i++) {
+            const int pair = THREADS - 1 - tid + i * THREADS;
+            if (channel[i] >= 0 && (pair >= DK || rank == 0))
+#pragma unroll
+                for (int j = 3 - PAST; j < 3; j++)
+                    store32(p.conv_states + ((long long)target * PAST + j - 3 + PAST) * channels + channel[i], past[i][j]);
+        }
+    }
 }
+#endif

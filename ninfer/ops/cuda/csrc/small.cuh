@@ -9,20 +9,26 @@
 //
 // K is cut into SLICES = CLUSTER x WARPS slices, which have a unit each in every turn: of 16 slices slice s has unit
 // 16 t + s in turn t; 32 slices are two halves of K, each cut so. A warp keeps its slice of x in shared memory, in
-// the order in which lanes read it, and goes over all tiles of its cluster. The sums
-// of a tile meet in the shared memory of one block of the cluster, in turn, and are always added in the same order:
-// what a column gets depends neither on the other columns nor on how many there are, nor on how slices are divided
-// among the blocks of a cluster.
+// the order in which lanes read it, and goes over all tiles of its cluster. The sums of a tile meet in the shared
+// memory of one block of the cluster, in turn, and are always added in the same order: what a column gets depends
+// neither on the other columns nor on how many there are, nor on how slices are divided among a cluster's blocks.
 //
 // A norm of x in front of the product: x goes into it times the gains, and the sums are multiplied by 1 / rms, which
 // the warps of a cluster find from their slices meanwhile.
 //
-// Compile with FORMAT (a decoder), TOKEN_TILES (of 8), WARPS, CLUSTER (blocks), TURNS and LEAST_TURNS (units of
-// the longest slice and of the shortest), COPY_TURNS (in one copy), RING_COPIES, SUM_BUFFERS, LIVE (lanes of a row's four that have tokens: 1 for up to two
-// tokens, else 4), SM_BLOCKS (that share a multiprocessor), NORM (of x; 1: gains in bf16, 2: in float32; else 0).
+// Compile with FORMAT (a decoder), TOKEN_TILES (of 8), WARPS, CLUSTER (blocks), TURNS and LEAST_TURNS (units of the
+// longest slice and of the shortest), COPY_TURNS (in one copy), RING_COPIES, SUM_BUFFERS, LIVE (lanes of a row's four
+// that have tokens: 1 for up to two tokens, else 4), SM_BLOCKS (that share a multiprocessor), NORM (of x; 1: gains in
+// bf16, 2: in float32; else 0).
 #pragma once
 #include "barriers.cuh"
 #include "formats_b.cuh"
+
+// compute-sanitizer's racecheck credits an arrival at a barrier with the arriving thread's writes only, not with those
+// of a warp that has synchronized before; for it (tests/ops/cuda/tiny.py) every lane arrives.
+#ifndef EVERY_LANE
+#define EVERY_LANE 0
+#endif
 
 struct Params {
     const u8* weights;
@@ -44,7 +50,9 @@ struct Params {
 enum Mode { PLAIN = 0, SWIGLU = 1, LOGITS = 2, RAW = 3 };
 
 typedef FORMAT Format;
+typedef Decoder<Format, TOKEN_TILES, LIVE == 1> Decode;
 static const int NT = TOKEN_TILES, STAGES = RING_COPIES, BUFFERS = SUM_BUFFERS, SLICES = CLUSTER * WARPS;
+static const int ARRIVING = EVERY_LANE ? 32 : 1;  // lanes of a warp
 static const int UB = Format::UNIT_BYTES, PRODUCER = WARPS, ADDER = WARPS + 1, THREADS = 32 * (WARPS + 2);
 static const int COPIES = (TURNS + COPY_TURNS - 1) / COPY_TURNS, PIECE = WARPS * UB;
 static const int HALF = 16 * TURNS;  // units of the first half of K
@@ -64,8 +72,9 @@ struct Shared {
     u64 summed[BUFFERS];              // all of a tile's sums are here
     u64 freed[CLUSTER][BUFFERS];      // a block of the cluster can take sums again
 };
-// Behind it x, [turn][warp][token][64]: of each token first the first 8 of the 16 columns of each lane, then the others;
-// for odd tokens the other way round, so that two tokens' are in different banks.
+// Behind it what a decoder has prepared of x, [turn][warp][Decode::BYTES]; then x, [turn][warp][token][64]: of each
+// token first the first 8 of the 16 columns of each lane, then the others; for odd tokens the other way round, so that
+// two tokens' are in different banks.
 
 // The tiles of a cluster.
 struct Tiles {
@@ -160,10 +169,10 @@ DEVICE void store_x(u8* token_row, int token, int v, Vec4 x) {
 }
 
 // A warp's slice of x, times the gains of a norm, into its place; the sums of squares to the adders of the cluster.
-DEVICE void load_x(const Params& p, Shared& shared, u8* places, int slice, int turns, int rank, int lane) {
+DEVICE void load_x(const Params& p, Shared& shared, u8* prepared, u8* places, int slice, int turns, int lane) {
     int columns[VECTORS];
 #if NORM
-    Gains gains[VECTORS];
+    Gains gains[VECTORS] = {};
 #endif
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
@@ -200,6 +209,7 @@ DEVICE void load_x(const Params& p, Shared& shared, u8* places, int slice, int t
                 add_squares(v[t][i].z, even, odd), add_squares(v[t][i].w, even, odd);
                 v[t][i] = gains[i].times(p, v[t][i], 1);
 #endif
+                Decode::prepare(v[t][i], prepared + (n >> 3) * WARPS * Decode::BYTES, token, n & 7, n < 8 * turns);
                 if (n < 8 * turns) store_x(places + ((n >> 3) * WARPS * p.tokens + token) * 128, token, n & 7, v[t][i]);
             }
 #if NORM
@@ -232,7 +242,7 @@ struct Target {
         const int rows[2] = {p.mode == SWIGLU ? 8 * tile + r : 16 * tile + r, 16 * tile + r + 8};
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            scales[h] = p.row_scales ? p.row_scales[16 * tile + r + 8 * h] : 1;
+            scales[h] = p.row_scales ? p.row_scales[16 * tile + r + 8 * h] : Decode::FACTOR;
             const int column = rows[h] >= p.rows ? -1 : p.row_map ? p.row_map[rows[h]] : p.first + rows[h];
             columns[h] = (u32)column < p.out_stride ? column : -1;
 #pragma unroll
@@ -317,10 +327,11 @@ DEVICE void produce(const Params& p, Shared& shared, const Tiles& tiles, int ran
 }
 
 // Warps 0 .. WARPS - 1: products.
-DEVICE void multiply(const Params& p, Shared& shared, u8* x_area, const Tiles& tiles, int rank, int warp, int lane) {
+DEVICE void multiply(const Params& p, Shared& shared, u8* area, const Tiles& tiles, int rank, int warp, int lane) {
     const int slice = rank * WARPS + warp, turns = turns_of(p, slice);
-    u8* places = x_area + warp * p.tokens * 128;
-    load_x(p, shared, places, slice, turns, rank, lane);
+    u8 *prepared = area + warp * Decode::BYTES, *places = area + TURNS * WARPS * Decode::BYTES + warp * p.tokens * 128;
+    load_x(p, shared, prepared, places, slice, turns, lane);
+    prepared += Decode::place(lane);
     const u8 *mine[NT], *others[NT];  // the lane's token of each tile; of columns without a token sums go nowhere
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt) {
@@ -353,7 +364,7 @@ DEVICE void multiply(const Params& p, Shared& shared, u8* x_area, const Tiles& t
                         x[nt][0] = v.x, x[nt][1] = v.y, x[nt][2] = v.z, x[nt][3] = v.w;
                         x[nt][4] = w.x, x[nt][5] = w.y, x[nt][6] = w.z, x[nt][7] = w.w;
                     }
-                    Format::unit<NT>(units + k * PIECE, lane, x, acc[turn & 1]);
+                    Decode::unit(units + k * PIECE, lane, x, acc[turn & 1], prepared + turn * WARPS * Decode::BYTES);
                 }
             }
             __syncwarp();
@@ -380,7 +391,7 @@ DEVICE void multiply(const Params& p, Shared& shared, u8* x_area, const Tiles& t
         }
 #if CLUSTER == 1
         __syncwarp();
-        if (lane == 0) barrier_arrive(&shared.summed[buffer]);
+        if (lane < ARRIVING) barrier_arrive(&shared.summed[buffer]);
 #endif
     }
 }
@@ -422,13 +433,11 @@ DEVICE void add(const Params& p, Shared& shared, const Tiles& tiles, int rank, i
             }
         }
         __syncwarp();
-        if (lane < CLUSTER) {
 #if CLUSTER > 1
-            arrive_remote(remote_address(&shared.freed[rank][buffer], lane));
+        if (lane < CLUSTER) arrive_remote(remote_address(&shared.freed[rank][buffer], lane));
 #else
-            barrier_arrive(&shared.freed[0][buffer]);
+        if (lane < ARRIVING) barrier_arrive(&shared.freed[0][buffer]);
 #endif
-        }
 #if NORM
         if (!known) find_factors();
 #endif
@@ -458,8 +467,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, SM_BLOCKS) small_linear(co
         barrier_init(&shared.empty[threadIdx.x], WARPS);
     }
     if (threadIdx.x < BUFFERS) {
-        barrier_init(&shared.summed[threadIdx.x], CLUSTER > 1 ? 1 : WARPS);
-        for (int r = 0; r < CLUSTER; ++r) barrier_init(&shared.freed[r][threadIdx.x], 1);
+        barrier_init(&shared.summed[threadIdx.x], CLUSTER > 1 ? 1 : WARPS * ARRIVING);
+        for (int r = 0; r < CLUSTER; ++r) barrier_init(&shared.freed[r][threadIdx.x], CLUSTER > 1 ? 1 : ARRIVING);
     }
 #if NORM
     if (threadIdx.x == 0) barrier_init(&shared.squared, CLUSTER > 1 ? 1 : WARPS);
