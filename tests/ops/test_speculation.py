@@ -130,6 +130,6 @@ def test_counts_follow_drafts_and_then_what_stands(module: ModuleType, width: in
 @pytest.mark.parametrize("width", [50, 384])
 def test_two_norms_stand_side_by_side(dtype: torch.dtype, rows: int, width: int) -> None:
     a, b = (torch.randn(rows, width).to(dtype) for _ in range(2))
-    gains = [torch.randn(width).bfloat16() for _ in range(2)]
+    gains = torch.randn(width).bfloat16(), torch.randn(width).bfloat16()
     wanted = [ops.rms_norm(x, gain, 1e-6, True) for x, gain in zip((a, b), gains, strict=True)]
     assert torch.equal(ops.norm_pair(a, b, *gains, 1e-6), torch.cat(wanted, 1))

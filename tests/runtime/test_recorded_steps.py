@@ -15,10 +15,10 @@ from .hand import Hand, Lane, assert_same
 ROWS, CONTEXT, CALLS = 8, 128, 5
 
 
-class Unrecorded(Recording[torch.Tensor]):
+class Unrecorded(Recording[tuple[torch.Tensor, torch.Tensor]]):
     """Runs its work every time."""
 
-    def __call__(self) -> torch.Tensor:
+    def __call__(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self._work()
 
 

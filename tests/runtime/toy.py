@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ninfer.models import Batch, Cache, KvLayout, Records, StateLayout
+from ninfer.models import Batch, Cache, KvLayout, Predictor, Records, StateLayout
 from ninfer.ops import KvPages
 
 PUBLIC = 97
@@ -48,7 +48,7 @@ class ToyPredictor:
 
     def __init__(self, recurrent: bool = True, lies: Callable[[int], bool] = lambda count: False) -> None:
         self._recurrent, self._lies = recurrent, lies
-        self.token_ids = None
+        self.token_ids: torch.Tensor | None = None
 
     def forward(self, batch: Batch, hidden: torch.Tensor, pages: KvPages) -> torch.Tensor:
         self.fill(batch, hidden, pages)
@@ -103,7 +103,7 @@ class ToyModel:
         self.hidden_size = PUBLIC
         self.public_tokens = PUBLIC
         self.max_position_embeddings = max_position_embeddings
-        self.predictor = predictor
+        self.predictor: Predictor | None = predictor
         self.recurrent = recurrent
         self.fail_at: int | None = None
         self.widths: list[int] = []

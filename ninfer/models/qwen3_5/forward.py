@@ -7,7 +7,7 @@ from itertools import repeat
 import torch
 
 from ninfer import ops
-from ninfer.models.model import Batch, Cache, KvLayout, Records, StateLayout
+from ninfer.models.model import Batch, Cache, KvLayout, Predictor, Records, StateLayout
 from ninfer.models.qwen3_5.blocks import attention, feed_forward
 from ninfer.models.qwen3_5.config import AttentionConfig, DeltaNetConfig, TextConfig
 from ninfer.models.qwen3_5.parameters import Attention, DeltaNet, Layer, Parameters
@@ -36,7 +36,7 @@ class Qwen35:
         self.public_tokens = public_tokens
         self.hidden_size = config.hidden_size
         self.max_position_embeddings = config.max_position_embeddings
-        self.predictor = predictor
+        self.predictor: Predictor | None = predictor
 
     def kv_layout(self) -> KvLayout:
         layers = sum(isinstance(mixer, AttentionConfig) for mixer in self.config.mixers)
