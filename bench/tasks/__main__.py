@@ -47,6 +47,9 @@ def tasks(
     max_context: Annotated[
         int | None, whole("--max-context", "Tokens of one sequence at most (default: what the tasks need).")
     ] = None,
+    draft_tokens: Annotated[
+        int, whole("--draft-tokens", "Tokens that an MTP layer drafts a round, 0..5 (0: no speculation).")
+    ] = 0,
     threads: Annotated[int | None, whole("--threads", "CPU threads (default: from the machine).")] = None,
     require: Annotated[
         list[str] | None,
@@ -83,6 +86,7 @@ def tasks(
                     reuse=reuse,
                     max_context=max_context,
                     threads=threads,
+                    draft_tokens=draft_tokens,
                 ),
             )
             for item in subjects
@@ -111,7 +115,13 @@ def tasks(
             "torch": version("torch"),
             "machine": platform.machine(),
         },
-        options={"per_task": per_task, "concurrency": concurrency, "prefix_reuse": reuse, "temperature": 0},
+        options={
+            "per_task": per_task,
+            "concurrency": concurrency,
+            "prefix_reuse": reuse,
+            "temperature": 0,
+            "draft_tokens": draft_tokens,
+        },
     )
     print(table.text(document))
     if output is not None:

@@ -131,6 +131,7 @@ def engine_options(
     reuse: bool = False,
     max_context: int | None = None,
     threads: int | None = None,
+    draft_tokens: int = 0,
 ) -> EngineOptions:
     """An engine that holds the longest task, and as many of the longest as may run at a time.
 
@@ -165,6 +166,8 @@ def engine_options(
         max_pending=max(len(group.tasks) for group in groups) + concurrency,
         pending_timeout=None,
         threads=threads,
+        spec="mtp" if draft_tokens else None,
+        draft_tokens=draft_tokens,
     )
 
 

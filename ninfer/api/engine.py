@@ -31,7 +31,9 @@ class EngineDescription:
     """What was loaded and what memory it took; sizes in bytes.
 
     `device` is `cpu` or such as `cuda:0`, `device_name` the GPU's model; `cuda_graph`: are rounds replayed as
-    graphs? `load_seconds` contains the `upload_seconds` in which a GPU got its weights.
+    graphs? `load_seconds` contains the `upload_seconds` in which a GPU got its weights. `draft_tokens` a
+    round by the model's MTP layer (0: no speculation),
+    scored by the proposal head if `lm_head_draft`.
     """
 
     name: str
@@ -49,6 +51,8 @@ class EngineDescription:
     device_name: str = ""
     cuda_graph: bool = False
     upload_seconds: float = 0.0
+    draft_tokens: int = 0
+    lm_head_draft: bool = False
 
     @property
     def computes_on(self) -> str:
@@ -151,7 +155,13 @@ class Engine:
         progress: Callable[[str, int, int], None] | None,
     ) -> Self:
         loaded = load_model(
-            artifact, options.threads, options.chat_template, device=options.device, progress=progress
+            artifact,
+            options.threads,
+            options.chat_template,
+            device=options.device,
+            predictor=options.spec is not None,
+            proposal=options.lm_head_draft,
+            progress=progress,
         )
         frontend, model = loaded.frontend, loaded.model
         from ninfer.engine import Core, Policy
@@ -171,6 +181,7 @@ class Engine:
                 kv_capacity=options.kv_capacity,
                 state_slots=options.state_slots if options.prefix_reuse else 0,
                 headroom=headroom,
+                width=1 + options.draft_tokens,
                 span=max(1, len(frontend.thinking_closer)),
             ),
             kv_format=KvFormat(options.kv_dtype),
@@ -212,6 +223,8 @@ class Engine:
             device_name=describe_device(model.device),
             cuda_graph=on_gpu and options.cuda_graph,
             upload_seconds=loaded.upload_seconds if on_gpu else 0.0,
+            draft_tokens=options.draft_tokens,
+            lm_head_draft=options.lm_head_draft,
         )
         return cls(artifact, frontend, core, description)
 

@@ -66,9 +66,12 @@ def load_model(
     chat_template: str | None = None,
     *,
     device: str = "cpu",
+    predictor: bool = False,
+    proposal: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Loaded:
-    """Build the frontend, import what computes, and bind the weights on a device (a name as in the options).
+    """Build the frontend, import what computes, and bind the weights on a device (a name as in the options);
+    with `predictor` those of the MTP layer as well, with `proposal` its smaller head.
 
     `progress(stage, done, total)` is called while weights are brought to a GPU.
     """
@@ -90,7 +93,14 @@ def load_model(
             torch.cuda.synchronize(chosen)
         frontend = pending.result()
     begin = perf_counter()
-    model = models.load(artifact, chosen, public_tokens=frontend.public_tokens, progress=progress)
+    model = models.load(
+        artifact,
+        chosen,
+        public_tokens=frontend.public_tokens,
+        predictor=predictor,
+        proposal=proposal,
+        progress=progress,
+    )
     seconds = perf_counter() - begin
     if chosen.type == "cpu":
         size = sum(item.bytes for item in artifact.objects.values() if isinstance(item, TensorObject))

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _U32 = 2**32 - 1
 _MAX_THREADS = 1024
 _MAX_SLOTS = 4096
+MOST_DRAFTS = 5
+"""Tokens that an MTP layer may draft a round."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,10 @@ class EngineOptions:
     the whole process (None: from the machine); `cache_dir` for converted checkpoints (None: `$NINFER_CACHE`
     or the platform's user cache). `warm_up` runs every kind of decode round before the first request, which
     then doesn't pay for that.
+
+    `spec` "mtp" drafts `draft_tokens` (1 to 5) tokens a round with the model's own MTP layer and checks them
+    all at once: the same tokens in fewer rounds. The artifact must have been made with that layer.
+    `lm_head_draft` scores drafts with the artifact's smaller proposal head.
     """
 
     max_context: int | None = None
@@ -63,6 +69,9 @@ class EngineOptions:
     warm_up: bool = False
     device: str = "auto"
     cuda_graph: bool = True
+    spec: str | None = None
+    draft_tokens: int = 0
+    lm_head_draft: bool = False
 
     def __post_init__(self) -> None:
         _check(self, "max_context", Integral, 1, _U32)
@@ -80,11 +89,19 @@ class EngineOptions:
         _check(self, "turn_anchors", Integral, 0, _MAX_SLOTS)
         _check(self, "max_pending", Integral, 0, _U32)
         _check_seconds(self, "pending_timeout", "to wait for ever")
-        _check_flags(self, "prefix_reuse", "warm_up", "cuda_graph")
+        _check_flags(self, "prefix_reuse", "warm_up", "cuda_graph", "lm_head_draft")
         object.__setattr__(self, "device", check_device(self.device))
         if self.state_slots and not self.prefix_reuse:
             raise OptionError("state_slots needs prefix_reuse; switch it on or leave the slots out")
         _check(self, "threads", Integral, 1, _MAX_THREADS)
+        if self.spec not in (None, "mtp"):
+            raise OptionError(f'spec must be "mtp" or None, not {self.spec!r:.80}')
+        if self.spec is None and self.draft_tokens != 0:
+            raise OptionError('draft_tokens needs spec "mtp"')
+        if self.spec is None and self.lm_head_draft:
+            raise OptionError('lm_head_draft needs spec "mtp"')
+        if self.spec is not None:
+            _check(self, "draft_tokens", Integral, 1, MOST_DRAFTS)
 
 
 @dataclass(frozen=True)

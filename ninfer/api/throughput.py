@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ninfer.api.options import GenerationOptions
-from ninfer.engine import Done, Output, PromptProgress, RuntimeStatistics, Statistics
+from ninfer.engine import Done, Output, PromptProgress, RuntimeStatistics, Speculation, Statistics
 from ninfer.errors import EngineError
 from ninfer.events import FinishReason
 
@@ -105,9 +105,18 @@ class Repetition:
     total_seconds: float
     decode_output_tokens: int
     decode_engine_tokens: int
+    row_rounds: int
     rounds: int
     host_share: float | None
     average_batch: float | None
+
+    @property
+    def speculation(self) -> Speculation:
+        """Of all requests."""
+        total = Speculation()
+        for one in self.statistics:
+            total.add(one.speculation)
+        return total
 
     @property
     def prefill_tok_s(self) -> float | None:
@@ -160,7 +169,10 @@ def measure(engine: Engine, case: Case, ids: Sequence[int]) -> Repetition:
         first_token_seconds=min(one.first_token_seconds or 0.0 for one in found),
         total_seconds=seconds if alone is None else alone.total_seconds,
         decode_output_tokens=steady.tokens if alone is None else case.generated,
-        decode_engine_tokens=steady.row_rounds if alone is None else alone.rounds + alone.accepted_tokens,
+        decode_engine_tokens=(
+            steady.row_rounds + steady.accepted if alone is None else alone.rounds + alone.accepted_tokens
+        ),
+        row_rounds=steady.row_rounds if alone is None else alone.rounds,
         rounds=steady.rounds,
         host_share=steady.host_share,
         average_batch=steady.row_rounds / steady.rounds if steady.rounds else None,
@@ -223,6 +235,7 @@ class _Work:
     rounds: int
     row_rounds: int
     tokens: int
+    accepted: int
     decode_seconds: float
     host_share: float | None
 
@@ -235,6 +248,7 @@ def _since(before: RuntimeStatistics, after: RuntimeStatistics) -> _Work:
         after.rounds - before.rounds,
         after.row_rounds - before.row_rounds,
         after.decode_tokens - before.decode_tokens,
+        after.accepted_tokens - before.accepted_tokens,
         seconds,
         1 - device / total if seconds > 0 else None,
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ninfer.cli import options
-from ninfer.cli.common import flags, program, run, whole
+from ninfer.cli.common import flags, number, program, run, whole
 from ninfer.errors import OptionError
 
 if TYPE_CHECKING:
@@ -67,6 +67,19 @@ def bench(
     kv_dtype: options.KvDtype = "bf16",
     device: options.Device = "auto",
     no_cuda_graph: options.NoCudaGraph = False,
+    spec: options.Spec = None,
+    draft_tokens: options.DraftTokens = None,
+    lm_head_draft: options.LmHeadDraft = False,
+    mtp_draft_tokens: Annotated[
+        int | None, whole("--mtp-draft-tokens", "The same as --spec mtp --draft-tokens; 0: no drafts.")
+    ] = None,
+    assume_acceptance: Annotated[
+        float | None,
+        number(
+            "--assume-acceptance",
+            "Also tell the decode rate if this share of drafts stood, [0, 1]; marked as assumed.",
+        ),
+    ] = None,
     threads: options.Threads = None,
     profile_measured: Annotated[
         bool,
@@ -90,10 +103,23 @@ def bench(
     tests = _tests(n_prompt, n_gen, prompt_gen, depth, concurrency)
     if profile_measured and (len(tests) != 1 or repetitions != 1):
         raise OptionError("--profile-measured needs exactly one test and -r 1")
+    drafts = _drafts(spec, draft_tokens, mtp_draft_tokens, lm_head_draft)
+    if assume_acceptance is not None and not drafts:
+        raise OptionError("--assume-acceptance requires --spec mtp")
+    if assume_acceptance is not None and not 0 <= assume_acceptance <= 1:
+        raise OptionError(f"--assume-acceptance must be between 0 and 1, not {assume_acceptance:g}")
     context = _context(tests, max_ctx)
     ids = None if corpus is None else _ids(corpus)
     engine_options = _engine_options(
-        tests, context, prefill_chunk, kv_dtype, device, threads, cuda_graph=not no_cuda_graph
+        tests,
+        context,
+        prefill_chunk,
+        kv_dtype,
+        device,
+        threads,
+        cuda_graph=not no_cuda_graph,
+        drafts=drafts,
+        lm_head_draft=lm_head_draft,
     )
 
     from ninfer.cli import bench_report as report
@@ -102,7 +128,13 @@ def bench(
 
     with load(path, engine_options, quiet=quiet) as engine:
         settings = Settings(
-            repetitions, warmup, profile_measured, corpus, None if ids is None else len(ids), quiet
+            repetitions,
+            warmup,
+            profile_measured,
+            corpus,
+            None if ids is None else len(ids),
+            quiet,
+            assume_acceptance,
         )
         shown = {"table": report.table, "json": report.as_json, "csv": report.as_csv}[output]
         measured: list[Measured] = []
@@ -124,6 +156,14 @@ def _one(model: Path | None, weights: Path | None) -> Path:
     found = weights if model is None else model
     assert found is not None
     return found
+
+
+def _drafts(spec: str | None, tokens: int | None, mtp_tokens: int | None, head: bool) -> int:
+    if mtp_tokens is None:
+        return options.drafts(spec, tokens, head)
+    if spec is not None or tokens is not None:
+        raise OptionError("--mtp-draft-tokens cannot be combined with --spec and --draft-tokens; drop one")
+    return options.drafts("mtp" if mtp_tokens else None, mtp_tokens or None, head)
 
 
 def _tests(
@@ -149,9 +189,9 @@ def _list(text: str | None, flag: str, least: int = 1) -> tuple[int, ...]:
     if not all(item.strip().isascii() and item.strip().isdigit() for item in items):
         raise OptionError(f"{flag} must be whole numbers with commas between, not {text!r:.80}")
     numbers = tuple(map(int, items))
-    for number in numbers:
-        if not least <= number <= 2**24:
-            raise OptionError(f"{flag} must be between {least} and {2**24}, not {number}")
+    for one in numbers:
+        if not least <= one <= 2**24:
+            raise OptionError(f"{flag} must be between {least} and {2**24}, not {one}")
     return numbers
 
 
@@ -191,6 +231,8 @@ def _engine_options(
     threads: int | None,
     *,
     cuda_graph: bool,
+    drafts: int,
+    lm_head_draft: bool,
 ) -> "EngineOptions":
     from ninfer.api import EngineOptions
     from ninfer.formats import KvFormat
@@ -211,6 +253,9 @@ def _engine_options(
             threads=threads,
             device=device,
             cuda_graph=cuda_graph,
+            spec="mtp" if drafts else None,
+            draft_tokens=drafts,
+            lm_head_draft=lm_head_draft,
         )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ninfer.api.signature import prefill_signature, weight_formats
 from ninfer.api.throughput import Repetition, mean_and_deviation
 from ninfer.artifact import TensorObject
+from ninfer.engine import Speculation
 
 if TYPE_CHECKING:
     from ninfer.api import Engine
@@ -23,17 +24,6 @@ SCHEMA = 15
 _KV_NAMES = {"int8": "int8-group64", "fp8": "fp8-e4m3-row256"}
 _RATES = ("prefill_tok_s", "decode_output_tok_s", "decode_engine_tok_s", "decode_wall_tok_s")
 _SECONDS = ("prepare_seconds", "prefill_seconds", "decode_seconds", "total_seconds")
-_SPECULATIVE = {
-    "enabled": False,
-    "draft_window": 0,
-    "rounds": 0,
-    "drafted_tokens": 0,
-    "accepted_tokens": 0,
-    "fallback_steps": 0,
-    "acceptance_rate": None,
-    "acceptance_length": None,
-    "accepted_per_position": [],
-}
 
 
 def document(engine: Engine, measured: Sequence[Measured], settings: Settings) -> dict[str, Any]:
@@ -70,10 +60,10 @@ def document(engine: Engine, measured: Sequence[Measured], settings: Settings) -
                 "max_context": d.max_context,
                 "prefill_chunk": engine.plan.prefill_chunk,
                 "kv_cache": _KV_NAMES.get(d.kv_dtype, d.kv_dtype),
-                "speculative_backend": None,
-                "draft_tokens": 0,
-                "mtp_draft_tokens": 0,
-                "proposal_head": "full",
+                "speculative_backend": "mtp" if d.draft_tokens else None,
+                "draft_tokens": d.draft_tokens,
+                "mtp_draft_tokens": d.draft_tokens,
+                "proposal_head": "optimized" if d.lm_head_draft else "full",
                 "use_cuda_graph": graphs,
                 "decode_path": "cuda_graph" if graphs else "eager",
                 "decode_graph_prime": {
@@ -86,8 +76,13 @@ def document(engine: Engine, measured: Sequence[Measured], settings: Settings) -
                 "warmup": settings.warmup,
                 "corpus_path": None if settings.corpus is None else str(settings.corpus),
                 "corpus_tokens": settings.corpus_tokens,
+                "assumed_acceptance": settings.assumed,
             },
-            "tests": [_test(one, engine.plan.workspace_bytes) for one in measured],
+            "tests": [
+                _test(one, engine.plan.workspace_bytes, d.draft_tokens)
+                | {"assumed_decode_tok_s": _assumed(one, d.draft_tokens, settings.assumed)}
+                for one in measured
+            ],
         }
     )
 
@@ -105,9 +100,13 @@ def table(report: Mapping[str, Any]) -> str:
         f"{environment['gpu_name'] or environment['cpu']}, KV {config['kv_cache']}, context "
         f"{config['max_context']}, prefill chunks of {config['prefill_chunk']}, {config['decode_path']}"
     )
-    rows = [[title for title, _ in _COLUMNS]]
-    rows += [[cell(test) for _, cell in _COLUMNS] for test in report["tests"]]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    columns = list(_COLUMNS)
+    if (share := config["assumed_acceptance"]) is not None:
+        title = f"decode t/s ASSUMING {100 * share:g} % accepted"
+        columns.append((title, _cell("assumed_decode_tok_s", lambda value: f"{value:.2f}")))
+    rows = [[title for title, _ in columns]]
+    rows += [[cell(test) for _, cell in columns] for test in report["tests"]]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     lines = [
         "  ".join(
             cell.rjust(width) if i else cell.ljust(width)
@@ -163,7 +162,7 @@ _CSV = (
 )  # fmt: skip
 
 
-def _test(measured: Measured, planned: int) -> dict[str, Any]:
+def _test(measured: Measured, planned: int, window: int) -> dict[str, Any]:
     case, runs = measured.case, measured.repetitions
     kept = {"prefill": bool(case.prompt), "decode": bool(case.generated)}
 
@@ -187,16 +186,43 @@ def _test(measured: Measured, planned: int) -> dict[str, Any]:
     found |= both("average_batch", lambda run: run.average_batch if case.generated else None)
     found |= both("ms_per_round", _round_ms)
     found |= {"workspace_peak_bytes": measured.workspace_peak, "workspace_planned_bytes": planned}
-    found |= {"speculative": dict(_SPECULATIVE), "reps": [_repetition(run) for run in runs]}
+    total = Speculation()
+    for run in runs:
+        total.add(run.speculation)
+    found["speculative"] = _speculative(total, window)
+    found["reps"] = [_repetition(run, window) for run in runs]
     return found
 
 
+def _speculative(found: Speculation, window: int) -> dict[str, Any]:
+    return {
+        "enabled": window > 0,
+        "draft_window": window,
+        "rounds": found.rounds,
+        "drafted_tokens": found.drafted,
+        "accepted_tokens": found.accepted,
+        "fallback_steps": found.fallback_steps if window else 0,
+        "acceptance_rate": found.accepted / found.drafted if found.drafted else None,
+        "acceptance_length": 1 + found.accepted / found.rounds if found.rounds else None,
+        "accepted_per_position": found.per_position,
+    }
+
+
 def _round_ms(run: Repetition) -> float | None:
-    rounds = run.decode_engine_tokens / (run.average_batch or 1)
+    rounds = run.row_rounds / (run.average_batch or 1)
     return 1e3 * run.decode_seconds / rounds if rounds else None
 
 
-def _repetition(run: Repetition) -> dict[str, Any]:
+def _assumed(measured: Measured, window: int, share: float | None) -> float | None:
+    """Decoded tokens a second if so many of the drafts stood; an assumption, not a measurement."""
+    mean, _ = mean_and_deviation(_round_ms(run) for run in measured.repetitions)
+    batch, _ = mean_and_deviation(run.average_batch for run in measured.repetitions)
+    if share is None or mean is None or batch is None or not measured.case.generated:
+        return None
+    return 1e3 * batch * (1 + share * window) / mean
+
+
+def _repetition(run: Repetition, window: int) -> dict[str, Any]:
     return {
         "generated_output_tokens": sum(one.generated_tokens for one in run.statistics),
         "decode_output_tokens": run.decode_output_tokens,
@@ -211,7 +237,7 @@ def _repetition(run: Repetition) -> dict[str, Any]:
         },
         "decode_host_share": run.host_share,
         "average_batch": run.average_batch,
-        "speculative": dict(_SPECULATIVE),
+        "speculative": _speculative(run.speculation, window),
     }
 
 
@@ -284,6 +310,15 @@ def _cell(name: str, shown: Callable[[Any], str] = str) -> Callable[[Mapping[str
     return lambda test: "-" if test[name] is None else shown(test[name])
 
 
+def _acceptance(found: Mapping[str, Any]) -> str:
+    rate = found["acceptance_rate"]
+    return "-" if rate is None else f"{100 * rate:.1f} %"
+
+
+def _rounds(found: Mapping[str, Any]) -> str:
+    return f"{found['rounds']}/{found['fallback_steps']}" if found["enabled"] else "-"
+
+
 _COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("test", _cell("label")),
     ("n_prompt", _cell("n_prompt")),
@@ -294,7 +329,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("ms/round", _cell("ms_per_round_mean", lambda value: f"{value:.3f}")),
     ("host", _cell("decode_host_share_mean", lambda value: f"{100 * value:.1f} %")),
     ("batch", _cell("average_batch_mean", lambda value: f"{value:.2f}")),
-    ("spec acc", lambda test: "-"),
-    ("spec round/fb", lambda test: "-"),
+    ("spec acc", lambda test: _acceptance(test["speculative"])),
+    ("spec round/fb", lambda test: _rounds(test["speculative"])),
     ("work peak", _cell("workspace_peak_bytes", lambda value: f"{value / 2**20:.1f} MiB")),
 )

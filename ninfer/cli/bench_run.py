@@ -20,7 +20,8 @@ _PRIMING = Case(generated=2)
 
 @dataclass(frozen=True)
 class Settings:
-    """How tests are run. `corpus`: where the ids come from, None for pseudo-random ones."""
+    """How tests are run. `corpus`: where the ids come from, None for pseudo-random ones. `assumed`: the share
+    of drafts of which rates are told as if they had stood."""
 
     repetitions: int
     warmup: int
@@ -28,6 +29,7 @@ class Settings:
     corpus: Path | None
     corpus_tokens: int | None
     quiet: bool
+    assumed: float | None = None
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,9 @@ def ninfer(
     no_prefix_reuse: options.NoPrefixReuse = False,
     device: options.Device = "auto",
     no_cuda_graph: options.NoCudaGraph = False,
+    spec: options.Spec = None,
+    draft_tokens: options.DraftTokens = None,
+    lm_head_draft: options.LmHeadDraft = False,
     threads: options.Threads = None,
     chat_template: options.Template = None,
     no_thinking: options.NoThinking = False,
@@ -117,6 +120,9 @@ def ninfer(
         threads=threads,
         device=device,
         no_cuda_graph=no_cuda_graph,
+        spec=spec,
+        draft_tokens=draft_tokens,
+        lm_head_draft=lm_head_draft,
         chat_template=chat_template,
     )
     with load(model, engine_options, quiet=quiet) as engine:

@@ -18,9 +18,6 @@ LATER = {
     "--devices": "several GPUs",
     "--tp": "several GPUs",
     "--no-tp-mailbox": "several GPUs",
-    "--spec": "speculative decoding",
-    "--draft-tokens": "speculative decoding",
-    "--lm-head-draft": "speculative decoding",
     "--vision": "vision",
     "--vision-device": "vision",
     "--max-vision-tokens": "vision",
@@ -68,6 +65,13 @@ Device = Annotated[
 NoCudaGraph = Annotated[
     bool, typer.Option("--no-cuda-graph", help="Run decode rounds step by step; same tokens, slower.")
 ]
+Spec = Annotated[
+    str | None, typer.Option("--spec", help="mtp: draft with the model's own MTP layer.", metavar="mtp")
+]
+DraftTokens = Annotated[int | None, whole("--draft-tokens", "Tokens to draft a round, 1..5; needs --spec.")]
+LmHeadDraft = Annotated[
+    bool, typer.Option("--lm-head-draft", help="Score drafts with the artifact's proposal head.")
+]
 Threads = Annotated[int | None, whole("--threads", "CPU threads (default: from the machine).")]
 Template = Annotated[
     Path | None, typer.Option("--chat-template", help="Jinja file in place of the artifact's template.")
@@ -105,6 +109,9 @@ def engine_options(
     chat_template: Path | None,
     device: str,
     no_cuda_graph: bool,
+    spec: str | None,
+    draft_tokens: int | None,
+    lm_head_draft: bool,
     **more: Any,
 ) -> "EngineOptions":
     """The options of loading, checked, with errors that name flags; `more` goes through as it is."""
@@ -135,8 +142,28 @@ def engine_options(
             threads=threads,
             device=device,
             cuda_graph=not no_cuda_graph,
+            spec=spec,
+            draft_tokens=drafts(spec, draft_tokens, lm_head_draft),
+            lm_head_draft=lm_head_draft,
             **more,
         )
+
+
+def drafts(spec: str | None, tokens: int | None, head: bool) -> int:
+    """What --spec and --draft-tokens come to: tokens a round, 0 without them."""
+    if spec is None:
+        if tokens is not None or head:
+            raise OptionError("--draft-tokens and --lm-head-draft require --spec mtp")
+        return 0
+    if spec in ("dflash", "dflash2"):
+        raise OptionError(f"--spec {spec} isn't supported by this version; use mtp")
+    if spec != "mtp":
+        raise OptionError(f"invalid speculative backend: {spec}; use mtp")
+    from ninfer.api.options import MOST_DRAFTS
+
+    if tokens is None or not 1 <= tokens <= MOST_DRAFTS:
+        raise OptionError(f"--spec mtp requires --draft-tokens in [1, {MOST_DRAFTS}]")
+    return tokens
 
 
 def read_bytes(path: Path, what: str) -> bytes:

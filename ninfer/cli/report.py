@@ -77,6 +77,17 @@ def _summary(
     yield "prefill rate", _rate(statistics.prefill_rate)
     yield "decode rate", _rate(statistics.decode_rate)
     yield "overall rate", _rate(statistics.overall_rate)
+    if window := description.draft_tokens:
+        spec = statistics.speculation
+        yield "draft window", str(window)
+        yield "rounds", str(spec.rounds)
+        yield "fallback steps", str(spec.fallback_steps)
+        yield "drafted", str(spec.drafted)
+        yield "accepted", str(spec.accepted)
+        if spec.rounds:
+            yield "acceptance rate", f"{100 * spec.accepted / spec.drafted:.1f} %"
+            yield "acceptance length", f"{1 + spec.accepted / spec.rounds:.2f} tok/round"
+            yield "accepted by position", " ".join(map(str, spec.per_position))
     yield "device", description.computes_on
     yield "max context", f"{description.max_context} tokens"
     yield "KV", f"{description.kv_dtype}, {description.kv_tokens} tokens, {_mib(description.kv_bytes)}"

@@ -15,7 +15,7 @@ import numpy as np
 
 from ninfer.engine.admission import Admission, Policy
 from ninfer.engine.drafts import DraftSource, propose
-from ninfer.engine.events import Done, PromptProgress, Started
+from ninfer.engine.events import Done, PromptProgress, Speculation, Started
 from ninfer.engine.handle import Handle
 from ninfer.engine.output import OutputSession
 from ninfer.engine.prefix import PrefixCache
@@ -54,6 +54,7 @@ class Core:
         self.plan = plan
         self.policy = policy or Policy()
         self._run, self._public_tokens, self._drafts = run, public_tokens, drafts
+        self._speculates = drafts is not None or plan.shape.drafts > 0
         pages, slots = PagePool(plan.pages + plan.copies), SlotPool(plan.slots)
         recurrent = plan.slots > 0
         cache = PrefixCache(pages, slots, recurrent=recurrent, snapshots=plan.snapshots)
@@ -103,6 +104,8 @@ class Core:
             now = perf_counter()
             deadline = None if wait is None else monotonic() + wait
             ticket = Ticket(self._orders, request, session, sized, now, deadline)
+            if self._speculates:
+                ticket.speculation = Speculation(self.plan.shape.width - 1)
             if sized.output:
                 self._outstanding.add(ticket)
                 self._inbox.append(ticket)
@@ -272,11 +275,13 @@ class Core:
             masked = self._mask(ticket, 0, [])
             if masked is None:
                 return
-        sequence.map_to(end)
+        sequence.map_to(self._writer.limit(ticket, end) if end == prompt_tokens else end)
         record = self._writer.prefill(lane, ticket, end, masked=masked > 0)
         written = perf_counter()
         device = self._do(record)
         sequence.advance(count)
+        if self.plan.shape.drafts:
+            sequence.trim()
         known = perf_counter()
         if self._queue.reuses(ticket):
             kinds = [tap.kind for tap in ticket.taps if tap.position == end]
@@ -298,6 +303,7 @@ class Core:
             self._queue.changed = True
             ticket.state = State.DECODE_READY
             ticket.first_token = now
+            [ticket.drafts] = self._results.drafts(1)
             [first] = self._results.offers(1, 1)
             step = preview(ticket, first)
             self._results.collect(ticket, step, 0)
@@ -314,7 +320,7 @@ class Core:
             if ticket is not None and ticket.state is State.DECODE_READY:
                 assert ticket.sequence is not None
                 draft = _NONE
-                if self._drafts is not None:
+                if self._speculates:
                     draft = propose(self._drafts, ticket, self.plan, self._public_tokens)
                 if not ticket.plain:
                     if ticket.constrained:
@@ -332,10 +338,13 @@ class Core:
             return
         for sequence, draft in zip(sequences, drafts, strict=True):
             sequence.map_to(sequence.frontier + 1 + len(draft))
+        width = self._writer.width(drafts)
+        if self.plan.shape.drafts:
+            for ticket, sequence, draft in zip(tickets, sequences, drafts, strict=True):
+                sequence.map_to(self._writer.limit(ticket, sequence.frontier + 1 + len(draft)))
         record = self._writer.round(lanes, tickets, drafts, masked)
         written = perf_counter()
         device, folded = self._do(record), 0.0
-        width = self.plan.shape.width if self._drafts is not None and any(drafts) else 1
         offers = self._results.offers(len(lanes), width)
         known = perf_counter()
         steps = [preview(ticket, offer) for ticket, offer in zip(tickets, offers, strict=True)]
@@ -346,8 +355,15 @@ class Core:
             for sequence in sequences:
                 sequence.advance(1)
         else:
-            folded = self._do(self._writer.fold(counts))
-            for sequence, count in zip(sequences, counts, strict=True):
+            proposed = self._results.drafts(len(lanes))
+            fewer = [count < len(offer) for count, offer in zip(counts, offers, strict=True)]
+            if any(fewer):
+                # A round advances states by all that stands; where less is committed they start over.
+                again = [count if less else 0 for count, less in zip(counts, fewer, strict=True)]
+                if any(again):
+                    folded = self._do(self._writer.fold(again))
+            for row, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
+                tickets[row].drafts = [] if fewer[row] else proposed[row]
                 if count:
                     sequence.advance(count)
                     sequence.trim()
@@ -361,12 +377,11 @@ class Core:
         stats.engine_commit_output += now - known - folded
         stats.decode_seconds += now - begin
         maintained = stats.engine_maintenance
-        if width > 1:
+        if self._speculates:
             for ticket, draft, offer in zip(tickets, drafts, offers, strict=True):
                 stats.drafted_tokens += len(draft)
                 stats.accepted_tokens += len(offer) - 1
-                ticket.drafted += len(draft)
-                ticket.accepted += len(offer) - 1
+                ticket.speculation.count(len(draft), len(offer) - 1)
         for ticket, offer, step in zip(tickets, offers, steps, strict=True):
             ticket.decode_seconds += now - begin
             ticket.rounds += 1
@@ -382,10 +397,11 @@ class Core:
         tickets = [self._ticket(lane)[0] for lane in lanes]
         for ticket, sequence in zip(tickets, (self._ticket(lane)[1] for lane in lanes), strict=True):
             sequence.ledger += ticket.session.closer
-            sequence.map_to(sequence.frontier + span)
+            sequence.map_to(self._writer.limit(ticket, sequence.frontier + span))
         record = self._writer.control(lanes, tickets, span)
         written = perf_counter()
         device = self._do(record)
+        drafts = self._results.drafts(len(tickets))
         now = perf_counter()
         stats = self._stats
         stats.control_units += 1
@@ -394,9 +410,10 @@ class Core:
         stats.ran(begin, written, now, device)
         stats.control_seconds += now - begin
         maintained = stats.engine_maintenance
-        for ticket in tickets:
+        for ticket, ticket.drafts in zip(tickets, drafts, strict=True):
             assert ticket.sequence is not None
             ticket.sequence.advance(span)
+            ticket.sequence.trim()
             ticket.state = State.DECODE_READY
             ticket.decode_seconds += now - begin
             try:

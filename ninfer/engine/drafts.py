@@ -20,8 +20,9 @@ class DraftSource(Protocol):
         ...
 
 
-def propose(source: DraftSource, ticket: Ticket, plan: Plan, public_tokens: int) -> list[int]:
-    """Drafts for a request's next round, none beyond what may be committed after it."""
+def propose(source: DraftSource | None, ticket: Ticket, plan: Plan, public_tokens: int) -> list[int]:
+    """Drafts for a request's next round, none beyond what may be committed after it. Without a source they
+    are those that the model's own predictor made in the unit before."""
     assert ticket.sequence is not None, "only admitted requests take part in rounds"
     limit = min(
         plan.shape.width - 1,
@@ -31,7 +32,11 @@ def propose(source: DraftSource, ticket: Ticket, plan: Plan, public_tokens: int)
     remaining = ticket.session.thinking_remaining
     if remaining is not None:
         limit = min(limit, remaining - 1)
-    if limit < 1 or penalized(ticket.request.sampling):
+    if limit < 1:
+        return []
+    if source is None:
+        return ticket.drafts[:limit]
+    if penalized(ticket.request.sampling):
         return []
     drafts = source.propose(ticket.sequence.ledger, limit)[:limit]
     return [token for token in drafts if 0 <= token < public_tokens]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 
 from ninfer.events import Channel, FinishReason, TokenLogprob
 
@@ -73,6 +74,59 @@ class HostWork:
         return HostWork(*(getattr(self, name) - getattr(before, name) for name in names))
 
 
+NO_DRAFT = 255
+"""In `Speculation.lengths`."""
+
+
+@dataclass
+class Speculation:
+    """What drafts came to, of at most `window` a round (0: there is no speculation). `rounds` had some,
+    `fallback_steps` none; `per_position[i]` counts rounds in which more than i drafts stood, so that its sum
+    is `accepted`. `lengths`: how many stood in each round of any kind, in order, `NO_DRAFT` where there was
+    none."""
+
+    window: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    fallback_steps: int = 0
+    per_position: list[int] = field(default_factory=list)
+    lengths: bytearray = field(default_factory=bytearray, repr=False)
+
+    def __post_init__(self) -> None:
+        self.per_position += [0] * (self.window - len(self.per_position))
+
+    def count(self, drafted: int, accepted: int) -> None:
+        """One round of one request."""
+        self.lengths.append(accepted if drafted else NO_DRAFT)
+        if not drafted:
+            self.fallback_steps += 1
+            return
+        self.rounds += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        for position in range(accepted):
+            self.per_position[position] += 1
+
+    def add(self, other: Speculation) -> None:
+        """Count another request's as well, all but its `lengths`."""
+        self.window = max(self.window, other.window)
+        self.rounds += other.rounds
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        self.fallback_steps += other.fallback_steps
+        self.per_position += [0] * (len(other.per_position) - len(self.per_position))
+        for position, count in enumerate(other.per_position):
+            self.per_position[position] += count
+
+    def histogram(self) -> list[int]:
+        """Rounds in which exactly 0, 1, … `window` drafts stood; empty without speculation."""
+        if not self.window:
+            return []
+        reached = [self.rounds, *self.per_position, 0]
+        return [more - fewer for more, fewer in pairwise(reached)]
+
+
 @dataclass(frozen=True)
 class Statistics:
     """Counts and times of one finished request.
@@ -99,11 +153,18 @@ class Statistics:
     rounds: int = 0
     stop_string: str | None = None
     """The stop string that ended the output."""
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
+    speculation: Speculation = field(default_factory=Speculation)
     host: HostWork = HostWork()
     reuse_path: str = "root"
     """Where the reused tokens came from; see `ninfer.engine.reuse.ReusePath`."""
+
+    @property
+    def drafted_tokens(self) -> int:
+        return self.speculation.drafted
+
+    @property
+    def accepted_tokens(self) -> int:
+        return self.speculation.accepted
 
     @property
     def prefill_rate(self) -> float | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from ninfer.engine.events import HostWork, Statistics, ThinkingReport
+from ninfer.engine.events import HostWork, Speculation, Statistics, ThinkingReport
 from ninfer.engine.mailbox import Mailbox
 from ninfer.engine.reuse import ReusePath
 from ninfer.errors import ContextLengthError, OptionError, ThinkingBudgetError
@@ -149,8 +149,9 @@ class Ticket:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    drafts: list[int] = field(default_factory=list)
+    """Of the model's predictor, for the next round."""
+    speculation: Speculation = field(default_factory=Speculation)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     """Of content whose text is still to come."""
     work_before: HostWork | None = None
@@ -183,8 +184,7 @@ class Ticket:
             total_seconds=now - self.submitted,
             rounds=self.rounds,
             stop_string=session.stop_string,
-            drafted_tokens=self.drafted,
-            accepted_tokens=self.accepted,
+            speculation=self.speculation,
             host=_NO_WORK if self.work_before is None else work.since(self.work_before),
             reuse_path=self.reuse_path,
         )

@@ -29,6 +29,7 @@ class Results:
             self._tokens, self._produced = egress["tokens"][0].data, egress["produced"][0].data
             self._logprob = egress["logprob"][0].data
             self._top_ids, self._top_logprobs = egress["top_ids"][0], egress["top_logprobs"][0]
+            self._drafts = egress["drafts"][0] if "drafts" in (egress.dtype.names or ()) else None
         return self._seconds[0]
 
     def offers(self, rows: int, width: int) -> list[list[int]]:
@@ -38,6 +39,13 @@ class Results:
             return [[token] for token in tokens]
         produced = self._produced[:rows].tolist()
         return [tokens[row * width : row * width + count] for row, count in enumerate(produced)]
+
+    def drafts(self, rows: int) -> list[list[int]]:
+        """What the model's predictor proposes for the next round of each row."""
+        if self._drafts is None:
+            return [[] for _ in range(rows)]
+        proposed = self._drafts[:rows].tolist()
+        return [row[: row.index(-1)] if -1 in row else row for row in proposed]
 
     def collect(self, ticket: Ticket, step: Step | Exception, column: int) -> None:
         """Keep the log-probabilities of the content among a row's tokens, which begin at `column`."""

@@ -59,11 +59,14 @@ class UnitWriter:
             self._record["copy_source"], self._record["copy_target"] = sequence.copy
         self._row(0, sequence)
         if end == len(ticket.request.prompt):
-            self._draw(0, lane, ticket.request)
+            self._draw(0, ticket.request)
+            self._counts(0, lane, ticket.request)
             f["mask_row"][0] = 0 if masked else -1
             f["purpose"][0], f["draw_position"][0] = Purpose.PREFILL, end
+            if self._shape.drafts:
+                f["limits"][0] = self.limit(ticket, end)
         else:
-            f["purpose"][0], f["count_rows"][0] = -1, -1
+            f["purpose"][0] = -1
         return self._record
 
     def control(self, lanes: Items[int], tickets: Items[Ticket], span: int) -> np.ndarray:
@@ -75,9 +78,16 @@ class UnitWriter:
             begin, end = sequence.frontier, sequence.frontier + span
             f["tokens"][row * span : (row + 1) * span] = sequence.ledger[begin:end]
             f["positions"][row * span : (row + 1) * span] = np.arange(begin, end)
-            f["count_rows"][row] = lane if penalized(ticket.request.sampling) else -1
+            self._counts(row, lane, ticket.request)
+            if self._shape.drafts:
+                f["limits"][row], f["waiting"][row] = self.limit(ticket, end), sequence.ledger[end]
             self._row(row, sequence)
         return self._record
+
+    def limit(self, ticket: Ticket, fed: int) -> int:
+        """Below which position a unit writes that feeds up to `fed`: a predictor feeds its own drafts on, as
+        far as they may be of use."""
+        return min(fed + max(self._shape.drafts - 1, 0), max(ticket.budget.context, fed))
 
     def round(
         self,
@@ -91,13 +101,15 @@ class UnitWriter:
         `masked`: the rows of constrained requests, and how many of their columns have masks.
         """
         f = self._fields
-        width = self._shape.width if any(drafts) else 1
+        width = self.width(drafts)
         same = (width, *((id(t), len(self._sequence(t).pages)) for t in tickets))
         if same != self._round:
             self._header(Unit.ROUND, len(tickets), width)
             for row, (lane, ticket) in enumerate(zip(lanes, tickets, strict=True)):
                 for column in range(row * width, (row + 1) * width):
-                    self._draw(column, lane if column == row * width else -1, ticket.request)
+                    self._draw(column, ticket.request)
+                    f["count_rows"][column] = -1
+                self._counts(row, lane, ticket.request, width)
                 f["purpose"][row * width] = Purpose.DECODE
                 self._table(row, self._sequence(ticket))
             self._round = same
@@ -110,23 +122,31 @@ class UnitWriter:
             self._positions[begin] = self._places[begin] = frontier
             if width == 1:
                 continue
+            if self._shape.drafts:
+                f["limits"][row] = self.limit(ticket, frontier + 1 + len(draft))
             for column, token in enumerate(draft, 1):
                 f["tokens"][begin + column] = token
                 f["positions"][begin + column] = f["draw_position"][begin + column] = frontier + column
                 f["purpose"][begin + column] = Purpose.DECODE
             for column in range(begin + 1 + len(draft), begin + width):
                 f["tokens"][column], f["positions"][column], f["purpose"][column] = 0, -1, -1
+        if width > 1:
+            self._round = ()  # pages of drafts that aren't accepted are given back
         for row, columns in masked:
             begin, mask = row * width, row * self._shape.width
             for column in range(width):
                 f["mask_row"][begin + column] = mask + column if column < columns else -1
         return self._record
 
+    def width(self, drafts: Items[Items[int]]) -> int:
+        """Columns of a row in a round; a predictor takes part in each one, so it has only one number."""
+        return self._shape.width if self._shape.drafts or any(drafts) else 1
+
     def fold(self, counts: Items[int]) -> np.ndarray:
-        """After a round of several columns: commit the first `counts[row]` of them."""
+        """After a round of several columns: commit only the first `counts[row]` of them (0: leave the
+        row)."""
         self._record["unit"] = Unit.FOLD
         self._fields["counts"][: len(counts)] = counts
-        self._round = ()
         return self._record
 
     def _header(self, unit: Unit, rows: int, columns: int) -> None:
@@ -143,7 +163,15 @@ class UnitWriter:
     def _table(self, row: int, sequence: Sequence) -> None:
         self._fields["page_table"][row, : len(sequence.pages)] = sequence.pages
 
-    def _draw(self, column: int, lane: int, request: Request) -> None:
+    def _counts(self, row: int, lane: int, request: Request, width: int = 1) -> None:
+        """Name a row's counts: one of the lane, or with a predictor one of the lane for each column."""
+        each = self._shape.width if self._shape.drafts else 1
+        begin = row * max(each, width)
+        for column in range(each):
+            counts = lane * each + column if penalized(request.sampling) else -1
+            self._fields["count_rows"][begin + column] = counts
+
+    def _draw(self, column: int, request: Request) -> None:
         f, sampling = self._fields, request.sampling
         f["temperature"][column], f["top_p"][column] = sampling.temperature, sampling.top_p
         f["min_p"][column], f["top_k"][column] = sampling.min_p, sampling.top_k
@@ -152,7 +180,6 @@ class UnitWriter:
             sampling.frequency_penalty,
         )
         f["seed"][column] = sampling.seed - (_UNSIGNED if sampling.seed >> 63 else 0)
-        f["count_rows"][column] = lane if lane >= 0 and penalized(sampling) else -1
         f["logprobs"][column] = -1 if request.logprobs is None else request.logprobs
         f["mask_row"][column] = -1
 

@@ -28,6 +28,8 @@ def load(
     activation_dtype: torch.dtype = torch.bfloat16,
     *,
     public_tokens: int | None = None,
+    predictor: bool = False,
+    proposal: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Model:
     """Load the text model of an artifact.
@@ -36,9 +38,11 @@ def load(
     id domain (the frontend knows it); vocabulary rows behind it are never scored. None: every row is public.
     On the CPU the weights are views of the mapped file, which stays mapped as long as the model lives;
     another device holds them itself, and while it gets them `progress(stage, done, total)` is called with
-    bytes.
+    bytes. `predictor`: bind the MTP layer as well, for speculative decoding; `proposal`: with the output head
+    of fewer tokens that only drafts.
 
-    Raises `ModelError` if the architecture is unknown or a rule of its config or of its bindings is broken.
+    Raises `ModelError` if the architecture is unknown, a rule of its config or of its bindings is broken, or
+    a predictor is wanted where there is none.
     """
     architectures = component(artifact, "text").config.get("architectures")
     if not isinstance(architectures, list | tuple) or len(architectures) != 1:
@@ -49,19 +53,30 @@ def load(
             f"the architecture {architectures[0]!r} isn't supported; "
             f"this version runs {', '.join(sorted(_PACKAGES))}"
         )
+    if predictor and "mtp" not in artifact.components:
+        raise ModelError(
+            f"{artifact.path} has no MTP layer; leave out --spec mtp, or convert the checkpoint again with "
+            f"--components text,mtp"
+        )
+    if proposal and artifact.components["text"].proposal is None:
+        raise ModelError(
+            f"{artifact.path} has no proposal head; leave out --lm-head-draft, or convert the checkpoint "
+            f"again with --proposal"
+        )
+    used = ("text/", *(("mtp/",) if predictor else ()), *(("proposal/",) if proposal else ()))
     device = torch.device(device)
-    with uploading(device, _text_bytes(artifact), progress) as upload:
+    with uploading(device, _bytes(artifact, used), progress) as upload:
         return importlib.import_module(package).load(
-            artifact, device, activation_dtype, public_tokens, upload
+            artifact, device, activation_dtype, public_tokens, upload, predictor, proposal
         )
 
 
-def _text_bytes(artifact: Contents) -> int:
-    """Encoded bytes of the text model."""
+def _bytes(artifact: Contents, components: tuple[str, ...]) -> int:
+    """Encoded bytes of what is bound."""
     used = {
         part.object
         for name, binding in artifact.bindings.items()
-        if name.startswith("text/")
+        if name.startswith(components)
         for part in binding.parts
     }
     return sum(artifact.objects[name].bytes for name in used)

@@ -60,6 +60,7 @@ class KvLayout:
 class StateLayout:
     """Recurrent state of `layers` layers: convolution history `[slots, history, channels]` in `dtype` and
     FP32 states `[slots, value_heads, value_dim, key_dim]`. Unlike KV it can't be cut back to an earlier one.
+    `hidden`: elements of the newest hidden state, kept for a predictor; 0 without one.
     """
 
     layers: int
@@ -70,17 +71,19 @@ class StateLayout:
     value_dim: int
     key_dim: int
     dtype: torch.dtype
+    hidden: int = 0
 
     @classmethod
-    def none(cls, dtype: torch.dtype) -> StateLayout:
+    def none(cls, dtype: torch.dtype, hidden: int = 0) -> StateLayout:
         """Of a model without recurrent layers."""
-        return cls(0, 0, 0, 0, 0, 0, 0, dtype)
+        return cls(0, 0, 0, 0, 0, 0, 0, dtype, hidden)
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of one sequence's state in all layers."""
         history = self.history * self.channels * self.dtype.itemsize
-        return self.layers * (history + 4 * self.value_heads * self.value_dim * self.key_dim)
+        recurrent = self.layers * (history + 4 * self.value_heads * self.value_dim * self.key_dim)
+        return recurrent + self.hidden * self.dtype.itemsize
 
     def record_bytes(self, columns: int) -> int:
         """Bytes of the records of so many columns in all layers."""
@@ -92,12 +95,14 @@ class StateLayout:
 class Cache:
     """Memory that a forward pass reads and writes, one tensor a layer; the runtime allocates and owns it.
 
-    `kv`: attention layers in order; `conv`, `recurrent`: recurrent layers in order.
+    `kv`: attention layers in order, the predictor's last; `conv`, `recurrent`: recurrent layers in order;
+    `hidden` `[slots, hidden_size]`: the newest hidden state, for a predictor.
     """
 
     kv: tuple[KvPages, ...]
     conv: tuple[torch.Tensor, ...]
     recurrent: tuple[torch.Tensor, ...]
+    hidden: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +117,39 @@ class Records:
     delta: tuple[DeltaRecords, ...]
 
 
+class Predictor(Protocol):
+    """Guesses the token after the next one from a hidden state and the next token; wrong guesses cost time
+    only.
+
+    Its batches hold, for a column at position p of a sequence x, the token x[p + 1] and position p; `hidden`
+    `[T, hidden_size]` has the model's hidden states h[p], or what `forward` gave for position p - 1. `pages`
+    is the last layer of the cache. Source and target slots of a batch mean nothing here.
+    """
+
+    token_ids: torch.Tensor | None
+    """int32 `[rows]`: the tokens that `logits` scores; None: all public ones."""
+
+    def forward(self, batch: Batch, hidden: torch.Tensor, pages: KvPages) -> torch.Tensor:
+        """`[T, hidden_size]` whose `logits` score x[p + 2]; appends keys and values."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """FP32 `[n, rows]` for `hidden` `[n, hidden_size]`."""
+        ...
+
+    def fill(self, batch: Batch, hidden: torch.Tensor, pages: KvPages) -> None:
+        """Only append keys and values."""
+        ...
+
+    def workspace_bytes(self, columns: int, context: int) -> int:
+        """As `Model.workspace_bytes`, of `fill`."""
+        ...
+
+    def round_bytes(self, columns: int, context: int) -> int:
+        """As `Model.round_bytes`, of `forward`."""
+        ...
+
+
 class Model(Protocol):
     """A loaded text model. It holds weights only: pages, slots and positions come with each call."""
 
@@ -122,6 +160,8 @@ class Model(Protocol):
     public_tokens: int
     """Ids [0, public_tokens) may be fed and are scored; further vocabulary rows exist only as padding."""
     max_position_embeddings: int
+    predictor: Predictor | None
+    """Loaded on request only."""
 
     def kv_layout(self) -> KvLayout: ...
 

@@ -30,6 +30,7 @@ def allocate(kv: KvLayout, state: StateLayout, *, pages: int, slots: int, device
         recurrent=each(
             state.layers, (slots, state.value_heads, state.value_dim, state.key_dim), torch.float32
         ),
+        hidden=zeros((slots, state.hidden), state.dtype, device) if state.hidden else None,
     )
 
 
@@ -74,6 +75,8 @@ def tensors_of(cache: Cache, records: Records | None = None) -> Iterator[torch.T
             plane for plane in (pages.k, pages.v, pages.k_scales, pages.v_scales) if plane is not None
         )
     yield from (*cache.conv, *cache.recurrent)
+    if cache.hidden is not None:
+        yield cache.hidden
     if records is not None:
         yield from records.conv
         for layer in records.delta:

@@ -139,12 +139,13 @@ def make_plan(
     snapshots = rows + 4 if limits.state_slots is None else limits.state_slots
     if snapshots < 0:
         raise OptionError(f"--device-state-slots must not be negative, not {snapshots}")
-    snapshots = snapshots if state.layers else 0
+    snapshots = snapshots if state.slot_bytes else 0
     chunk, pages = min(limits.prefill_chunk, context), -(-context // PAGE)
-    shape = Shape(rows, limits.width, chunk, limits.span, pages, public_tokens)
+    drafts = limits.width - 1 if state.hidden else 0
+    shape = Shape(rows, limits.width, chunk, limits.span, pages, public_tokens, drafts)
     records = state.record_bytes(shape.draws) if limits.width > 1 else 0
     # The engine may be in another process and then has a record of its own.
-    buffers = 2 * (ingress(shape).nbytes + egress(shape).nbytes) + 4 * rows * public_tokens
+    buffers = 2 * (ingress(shape).nbytes + egress(shape).nbytes) + 4 * shape.count_rows * public_tokens
 
     def plan(pages: int) -> Plan:
         return Plan(
@@ -153,7 +154,7 @@ def make_plan(
             kv=kv,
             pages=pages,
             copies=rows if kv.layers else 0,
-            slots=2 * rows + snapshots if state.layers else 0,
+            slots=2 * rows + snapshots if state.slot_bytes else 0,
             snapshots=snapshots,
             slot_bytes=state.slot_bytes,
             record_bytes=records,

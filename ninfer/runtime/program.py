@@ -19,6 +19,7 @@ from ninfer.formats import KvFormat
 from ninfer.models import Batch, Cache, Model
 from ninfer.runtime.memory import allocate, allocate_records, available_bytes, tensors_of, zeros
 from ninfer.runtime.plan import MAX_CONCURRENCY, Limits, Plan, make_plan
+from ninfer.runtime.predict import Predict
 from ninfer.runtime.records import Unit, copy_record, header_of, ingress
 from ninfer.runtime.transfer import transfer
 
@@ -54,26 +55,44 @@ def plan_model(
     )
 
 
-def _rounds(limits: Limits) -> list[tuple[int, int]]:
+def _widths(model: Model, width: int) -> list[int]:
+    """Columns of a row in rounds: a predictor takes part in each, so there is only one number then."""
+    return sorted({1, width}) if model.predictor is None else [width]
+
+
+def _rounds(model: Model, limits: Limits) -> list[tuple[int, int]]:
     """(rows, columns of a row) of every round that will be recorded."""
     most = min(limits.max_concurrency, MAX_CONCURRENCY)
-    return [(rows, width) for rows in range(1, most + 1) for width in sorted({1, limits.width})]
+    return [(rows, width) for rows in range(1, most + 1) for width in _widths(model, limits.width)]
 
 
 def _workspace_bytes(model: Model, limits: Limits) -> int:
     """The largest prefill, and every round that will be recorded, with its scores."""
     context = max(limits.max_context, 1)
     columns = max(min(limits.prefill_chunk, context), limits.max_concurrency * limits.width)
-    counts = [rows * width for rows, width in _rounds(limits)]
-    kept = [model.round_bytes(count, context) + 4 * model.public_tokens * count for count in counts]
+    kept = [_round_bytes(model, rows, width, context) for rows, width in _rounds(model, limits)]
     shared = ops.workspace(model.device).reuses()
-    return model.workspace_bytes(columns, context) + (max(kept) if shared else sum(kept))
+    prefill = model.workspace_bytes(columns, context)
+    if model.predictor is not None:
+        # It follows the model, whose hidden states are kept and once more moved on by one.
+        held = 2 * columns * model.hidden_size * model.dtype.itemsize
+        prefill = max(prefill, held + model.predictor.workspace_bytes(columns, context))
+    return prefill + (max(kept) if shared else sum(kept))
+
+
+def _round_bytes(model: Model, rows: int, width: int, context: int) -> int:
+    count, scores = rows * width, 4 * model.public_tokens
+    kept = model.round_bytes(count, context) + scores * count
+    if model.predictor is not None:
+        kept += model.predictor.round_bytes(count, context)
+        kept += (width - 1) * (model.predictor.round_bytes(rows, context) + scores * rows)
+    return kept
 
 
 def _graph_bytes(model: Model, limits: Limits, graphs: bool) -> int:
     """Code on the device, and the recordings themselves."""
     sizes = ops.workspace(model.device)
-    return sizes.fixed_bytes() + graphs * len(_rounds(limits)) * sizes.recording_bytes()
+    return sizes.fixed_bytes() + graphs * len(_rounds(model, limits)) * sizes.recording_bytes()
 
 
 class Program:
@@ -98,17 +117,23 @@ class Program:
         self._records = None
         if shape.width > 1:
             self._records = allocate_records(model.state_layout(), shape.draws, device)
-        self._counts = zeros((shape.rows, model.public_tokens), torch.int32, device)
+        self._counts = zeros((shape.count_rows, model.public_tokens), torch.int32, device)
         self._transfer = transfer(shape, device)
         self.ingress, self._egress = self._transfer.ingress, self._transfer.egress
         self._header = header_of(self.ingress)
-        self._seconds, self._tokens = self._egress["seconds"], self._egress["tokens"][0]
+        self._seconds = self._egress["seconds"]
         self._produced = self._egress["produced"][0]
         self._fields, results = self._transfer.fields, self._transfer.results
         self._drawn = results["tokens"]
         self._logprobs = [results[name] for name in ("logprob", "top_ids", "top_logprobs")]
         self._pool = ops.recording_pool(device)
-        self._rounds: dict[tuple[int, int], ops.Recording[torch.Tensor]] = {}
+        self._rounds: dict[tuple[int, int], ops.Recording[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._hidden: torch.Tensor | None = None
+        """Of the columns of the newest round."""
+        self._predict: Predict | None = None
+        if shape.drafts:
+            self._predict = Predict(model, self._cache, self._fields, results["drafts"])
+        self._stand = results["produced"]
 
     def run(self, record: np.ndarray) -> np.ndarray:
         """Do the unit that the record describes; the result is overwritten by the next call."""
@@ -132,8 +157,8 @@ class Program:
                     else:
                         raise ValueError(f"{unit} is not a unit of work")
             self._seconds[0] = transfer.receive()
-        if drawn is not None:
-            self._accept(rows, columns if unit == _ROUND else 1)
+        if drawn is not None and (unit != _ROUND or columns == 1):
+            self._produced[:rows] = 1
         return self._egress
 
     def warm_up(self) -> None:
@@ -179,7 +204,7 @@ class Program:
         record = ingress(self.plan.shape)
         record["positions"] = -1
         record["source_slots"], record["target_slots"] = -1, 0
-        for columns in sorted({1, self.plan.shape.width}):
+        for columns in _widths(self._model, self.plan.shape.width):
             record["columns"] = columns
             for rows in range(1, self.plan.shape.rows + 1):
                 record["unit"], record["rows"] = Unit.ROUND, rows
@@ -193,11 +218,26 @@ class Program:
         if copy_source >= 0:
             for pages in self._cache.kv:
                 pages.copy(copy_source, copy_target)
-        hidden = self._model.forward(self._batch(1, columns, extent=True), self._cache)
+        batch = self._batch(1, columns, extent=True)
+        hidden = self._model.forward(batch, self._cache)
+        if self._predict is not None:
+            self._predict.follow(batch, hidden, *self._slots(0))
         if self.ingress["purpose"][0, 0] < 0:
             return None
-        ops.clear_counts(self._fields["count_rows"][:1], self._counts)
-        return self._draw(self._model.logits(hidden[-1:]), 1)
+        ops.clear_counts(self._count_rows(0), self._counts)
+        drawn = self._draw(self._model.logits(hidden[-1:]), 1)
+        if self._predict is not None:
+            self._predict.propose(drawn.clamp(min=0), hidden[-1:], batch.positions[-1:], 1)
+        return drawn
+
+    def _count_rows(self, row: int) -> torch.Tensor:
+        """Those of one row of a unit that isn't a round."""
+        each = self.plan.shape.width if self._predict is not None else 1
+        return self._fields["count_rows"][row * each : (row + 1) * each]
+
+    def _slots(self, row: int) -> tuple[int, int]:
+        """The source and the target of a row."""
+        return int(self.ingress["source_slots"][0, row]), int(self.ingress["target_slots"][0, row])
 
     def _round(self, rows: int, columns: int) -> torch.Tensor:
         step = self._rounds.get((rows, columns))
@@ -206,18 +246,34 @@ class Program:
             if self._graphs:
                 self._rounds[rows, columns] = step
         if step.recorded:
-            return step()
-        with torch.inference_mode():
-            return step()
+            drawn, self._hidden = step()
+        else:
+            with torch.inference_mode():
+                drawn, self._hidden = step()
+        return drawn
 
-    def _step(self, rows: int, columns: int) -> torch.Tensor:
-        """Forward pass, scores and draws of a round: int32 `[rows * columns]`."""
+    def _step(self, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Forward pass, scores and draws of a round, int32 `[rows * columns]`, and with drafts what follows
+        from them; also the hidden states."""
         count = rows * columns
         batch = self._batch(rows, columns)
         hidden = self._model.forward(batch, self._cache, self._records if columns > 1 else None)
         logits = self._model.logits(hidden)
-        ops.count_tokens(batch.tokens, self._fields["count_rows"][:count], self._counts)
-        return self._draw(logits, count)
+        counting = batch.tokens, batch.positions, self._fields["count_rows"][:count], self._counts
+        if self._predict is None:
+            ops.count_tokens(batch.tokens, self._fields["count_rows"][:count], self._counts)
+        else:
+            ops.count_drafts(*counting, rows)
+        drawn = self._draw(logits, count)
+        if columns > 1:
+            stand = self._stand[:rows]
+            following, kept, last = ops.accept(drawn, batch.tokens, batch.positions, stand)
+            self._advance(rows, stand)
+            if self._predict is not None:
+                ops.count_drafts(*counting, rows, stand)
+                accepted = replace(batch, tokens=following, positions=kept)
+                self._predict.round(accepted, hidden, stand, last)
+        return drawn, hidden
 
     def _draw(self, logits: torch.Tensor, count: int) -> torch.Tensor:
         """Draw from each row of scores, and say how likely that was where it was asked for."""
@@ -227,37 +283,32 @@ class Program:
         ops.token_logprobs(logits, drawn, self._fields["logprobs"][:count], *reports)
         return drawn
 
-    def _accept(self, rows: int, columns: int) -> None:
-        """How many of the tokens of each row stand."""
-        count, produced = rows * columns, self._produced
-        produced[:rows] = 1
-        if columns > 1:
-            # A draft stands if the column before it drew the same: with one certain proposal that is the
-            # exact rejection rule, and the draws are those of plain decoding.
-            drawn = self._tokens[:count].reshape(rows, columns)
-            drafts = self.ingress["tokens"][0, :count].reshape(rows, columns)[:, 1:]
-            live = self.ingress["positions"][0, :count].reshape(rows, columns)[:, 1:] >= 0
-            agree = (drawn[:, :-1] == drafts) & live
-            produced[:rows] += np.logical_and.accumulate(agree, axis=1).sum(1, dtype=np.int32)
-
     def _control(self, rows: int, columns: int) -> None:
+        newest = []
         for row in range(rows):
             batch = self._batch(1, columns, row, extent=True)
-            self._model.forward(batch, self._cache)
-            count_rows = self._fields["count_rows"][row : row + 1]
+            hidden = self._model.forward(batch, self._cache)
+            if self._predict is not None:
+                self._predict.follow(batch, hidden, *self._slots(row))
+                newest.append((hidden[-1:], batch.positions[-1:]))
             for column in range(columns):
-                ops.count_tokens(batch.tokens[column : column + 1], count_rows, self._counts)
+                count_rows = self._count_rows(row)
+                token = batch.tokens[column : column + 1].expand(len(count_rows)).contiguous()
+                ops.count_tokens(token, count_rows, self._counts)
+        if self._predict is not None:
+            hidden, positions = (torch.cat(parts) for parts in zip(*newest, strict=True))
+            self._predict.propose(self._fields["waiting"][:rows], hidden, positions, rows)
 
     def _fold(self, rows: int) -> None:
+        counts = self._fields["counts"][:rows]
+        self._advance(rows, counts)
+        if self._predict is not None and self._hidden is not None:
+            self._predict.keep(self._hidden, counts)
+
+    def _advance(self, rows: int, counts: torch.Tensor) -> None:
         assert self._records is not None, "a fold needs rounds of several columns"
-        fields = self._fields
-        self._model.fold(
-            self._cache,
-            self._records,
-            fields["counts"][:rows],
-            fields["source_slots"][:rows],
-            fields["target_slots"][:rows],
-        )
+        sources, targets = self._fields["source_slots"][:rows], self._fields["target_slots"][:rows]
+        self._model.fold(self._cache, self._records, counts, sources, targets)
 
     def _batch(self, rows: int, columns: int, row: int = 0, *, extent: bool = False) -> Batch:
         """`rows` rows from `row` on; with an extent, which is not for what is recorded."""

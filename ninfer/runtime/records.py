@@ -43,17 +43,19 @@ class Unit(IntEnum):
     `copy_source` to `copy_target` (unless -1). A draw clears the row's penalty counts."""
     ROUND = 1
     """`rows` rows of `columns` tokens: a committed token that waits to be fed, then drafts. Every column
-    draws. One column advances the state from source to target slot; several leave it to FOLD."""
+    draws. The state goes from source to target slot, by the tokens that stand."""
     CONTROL = 2
     """`rows` rows of `columns` committed tokens that were not drawn; nothing is drawn."""
     FOLD = 3
-    """Advance the states by the first `counts[row]` columns of the round before."""
+    """After a round of several columns of which fewer are committed than stand: from the source slot to the
+    target slot again, by the first `counts[row]` columns; 0 leaves the target as it is."""
 
 
 @dataclass(frozen=True)
 class Shape:
     """What sizes the records: `rows` requests at most, `width` columns of a row in a round, `chunk` columns
-    of a prefill, `span` of a control row, `pages` of a row's table, `tokens` that can be drawn."""
+    of a prefill, `span` of a control row, `pages` of a row's table, `tokens` that can be drawn, `drafts` that
+    a predictor makes for each row's next round (0: there is none)."""
 
     rows: int
     width: int
@@ -61,6 +63,7 @@ class Shape:
     span: int
     pages: int
     tokens: int
+    drafts: int = 0
 
     @property
     def words(self) -> int:
@@ -71,6 +74,12 @@ class Shape:
     def draws(self) -> int:
         """Columns of the largest round."""
         return self.rows * self.width
+
+    @property
+    def count_rows(self) -> int:
+        """Rows of penalty counts: one a request, or with a predictor, whose drafts count as well, one a
+        column."""
+        return self.draws if self.drafts else self.rows
 
     @property
     def columns(self) -> int:
@@ -85,8 +94,13 @@ def ingress(shape: Shape) -> np.ndarray:
     positions [64 b, 64 b + 64) are. Slots: -1 as a source is the start of a sequence. Draw fields are
     `[rows * width]`, as `tokens` in a round; in a PREFILL the first one counts. `masks` `[rows * width,
     words]`: bit i of word w allows token 32 w + i. They come last: only units that name one need them.
+
+    With a predictor `limits` `[rows]` says below which position it may write, and `waiting` `[rows]` which
+    token follows those of a CONTROL row. Each column of a request then has a row of counts of its own, and
+    `count_rows` names all of them in every unit, `width` for each row.
     """
     rows = shape.rows
+    predictor = (("limits", np.int32, (rows,)), ("waiting", np.int32, (rows,))) if shape.drafts else ()
     record = np.zeros(
         1,
         np.dtype(
@@ -98,6 +112,7 @@ def ingress(shape: Shape) -> np.ndarray:
                 ("source_slots", np.int32, (rows,)),
                 ("target_slots", np.int32, (rows,)),
                 ("counts", np.int32, (rows,)),
+                *predictor,
                 *((name, np.int32) for name in _HEADER),
                 ("masks", np.int32, (shape.draws, shape.words)),
             ],
@@ -132,7 +147,9 @@ def egress(shape: Shape) -> np.ndarray:
     """What a unit produced: `tokens` `[rows * width]` (-1: its scores weren't finite, -3: its mask allows no
     token), per row how many of them stand (`produced`: the drafts that agree, and one more), and the device's
     `seconds`. Where they were asked for: `logprob` `[rows * width]` of the tokens, `top_ids` and
-    `top_logprobs` `[rows * width, 20]` of the likeliest."""
+    `top_logprobs` `[rows * width, 20]` of the likeliest. With a predictor `drafts` `[rows, drafts]`: what it
+    proposes for the next round after a unit that drew or was CONTROL (-1: nothing)."""
+    predictor = (("drafts", np.int32, (shape.rows, shape.drafts)),) if shape.drafts else ()
     return np.zeros(
         1,
         np.dtype(
@@ -143,6 +160,7 @@ def egress(shape: Shape) -> np.ndarray:
                 ("logprob", np.float32, (shape.draws,)),
                 ("top_ids", np.int32, (shape.draws, CANDIDATES)),
                 ("top_logprobs", np.float32, (shape.draws, CANDIDATES)),
+                *predictor,
             ],
             align=True,
         ),

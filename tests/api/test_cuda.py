@@ -57,6 +57,16 @@ def test_a_long_prompt_fills_several_chunks() -> None:
     assert answers("cuda", prompt, prefill_chunk=256, cuda_graph=False) == by_graph
 
 
+def test_drafts_change_no_answer() -> None:
+    prompts = ["What is 17 + 25?", "Write a short story about a fox."]
+    wanted = answers("cuda", prompts)
+    for drafts in (1, 3, 5):
+        spec = {"spec": "mtp", "draft_tokens": drafts}
+        assert answers("cuda", prompts, **spec) == wanted
+        assert answers("cuda", prompts, max_concurrency=2, kv_capacity=8192, **spec) == wanted
+    assert answers("cuda", prompts, cuda_graph=False, spec="mtp", draft_tokens=3) == wanted
+
+
 def test_what_is_described() -> None:
     with Engine.load(NANO, EngineOptions(device="cuda:0")) as engine:
         description = engine.description

@@ -17,7 +17,7 @@ from ninfer.api.synthetic.profiles import PROFILES
 from ninfer.artifact import TensorObject
 from ninfer.artifact.layouts import decode_rows
 from ninfer.artifact.verify import check_tensor
-from ninfer.errors import ArtifactError, OptionError
+from ninfer.errors import ArtifactError, ModelError, OptionError
 
 CPU = torch.device("cpu")
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -175,3 +175,17 @@ def test_a_model_without_a_file_is_scored():
         scores = scorer.score(scorer.encode("Nothing can be learned from this model."))
     # Logits have a standard deviation of about 2.
     assert -10 < scores.mean() < -5
+
+
+def test_a_qwen_may_have_an_mtp_layer() -> None:
+    with Engine.load("synthetic:tiny/quasar+mtp", EngineOptions(spec="mtp", draft_tokens=2, threads=1)) as e:
+        *_, done = e.generate(
+            [5, 6, 7], GenerationOptions(max_new=12, temperature=0, ignore_model_stops=True)
+        )
+        assert isinstance(done, Done)
+        assert done.statistics.drafted_tokens > 0
+    for name in ("tiny/quasar+vision", "tiny/quasar+", "smollm2/bf16+mtp"):
+        with pytest.raises(OptionError, match="there is no model"):
+            Engine.load(f"synthetic:{name}")
+    with pytest.raises(ModelError, match="has no MTP layer"):
+        Engine.load("synthetic:tiny/quasar", EngineOptions(spec="mtp", draft_tokens=2))

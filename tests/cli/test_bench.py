@@ -141,7 +141,13 @@ def test_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         ([MODEL, "--prefill-chunk", "100"], "--prefill-chunk must be a positive multiple of 128, not 100"),
         ([MODEL, "--profile-measured"], "--profile-measured needs exactly one test and -r 1"),
         ([MODEL, "-n", "4", "--output-file", "/nowhere/at/all"], "the folder /nowhere/at of --output-file"),
-        ([MODEL, "-n", "4", "--spec", "mtp"], "--spec is not available in this version"),
+        ([MODEL, "-n", "4", "--spec", "mtp"], "--spec mtp requires --draft-tokens in [1, 5]"),
+        ([MODEL, "-n", "4", "--draft-tokens", "3"], "--draft-tokens and --lm-head-draft require --spec mtp"),
+        ([MODEL, "-n", "4", "--spec", "fast", "--draft-tokens", "3"], "invalid speculative backend: fast"),
+        ([MODEL, "--mtp-draft-tokens", "6"], "--spec mtp requires --draft-tokens in [1, 5]"),
+        ([MODEL, "--assume-acceptance", "0.5"], "--assume-acceptance requires --spec mtp"),
+        ([MODEL, "--assume-acceptance", "7", "--mtp-draft-tokens", "1"], "must be between 0 and 1, not 7"),
+        ([MODEL, "--lm-head-draft"], "--draft-tokens and --lm-head-draft require --spec mtp"),
         (["synthetic:tiny/x"], "there is no model 'synthetic:tiny/x'"),
     ],
 )
@@ -155,3 +161,21 @@ def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.Capt
 def test_a_failed_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main([str(tmp_path / "missing.ninfer")]) == 1
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_drafts_are_reported_and_assumptions_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    asked = [f"{MODEL}+mtp", *FAST, "-n", "12", "-r", "1", "--spec", "mtp", "--draft-tokens", "3"]
+    path = tmp_path / "report.json"
+    assert main([*asked, "-o", "json", "--output-file", str(path)]) == 0
+    found = json.loads(path.read_text())
+    assert (found["config"]["speculative_backend"], found["config"]["draft_tokens"]) == ("mtp", 3)
+    [test] = found["tests"]
+    speculative = test["speculative"]
+    assert speculative["enabled"]
+    assert speculative["rounds"] + speculative["fallback_steps"] + speculative["accepted_tokens"] == 12
+    assert len(speculative["accepted_per_position"]) == speculative["draft_window"] == 3
+    assert speculative["drafted_tokens"] > 12
+    assert test["assumed_decode_tok_s"] is None
+    capsys.readouterr()
+    assert main([*asked, "--assume-acceptance", "0.5"]) == 0
+    assert "ASSUMING 50 % accepted" in capsys.readouterr().out

@@ -174,7 +174,20 @@ def test_a_prompt_may_fill_the_context_but_not_exceed_it(ninfer, tiny):
         (["--prompt", "x", "--no-thinking", "--reasoning-effort", "high"], ["'high' needs thinking"]),
         (["--prompt", "x", "--no-thinking", "--thinking-budget", "3"], ["thinking budget"]),
         (["--prompt", "x", "--reasoning-effort", "huge"], ["huge"]),
-        (["--spec", "mtp", "--draft-tokens", "3"], ["--spec is not available", "speculative decoding"]),
+        (["--prompt", "hi", "--lm-head-draft"], ["--lm-head-draft require --spec mtp"]),
+        (["--prompt", "hi", "--spec", "mtp"], ["--spec mtp requires --draft-tokens in [1, 5]"]),
+        (
+            ["--prompt", "hi", "--spec", "mtp", "--draft-tokens", "6"],
+            ["--spec mtp requires --draft-tokens in [1, 5]"],
+        ),
+        (
+            ["--prompt", "hi", "--draft-tokens", "3"],
+            ["--draft-tokens and --lm-head-draft require --spec mtp"],
+        ),
+        (
+            ["--prompt", "hi", "--spec", "dflash", "--draft-tokens", "3"],
+            ["--spec dflash isn't supported by this version"],
+        ),
         (["--prompt", "x", "--tp", "2"], ["--tp is not available", "several GPUs"]),
         (["--tp=2"], ["--tp is not available", "several GPUs"]),
         (["--vision"], ["--vision is not available"]),

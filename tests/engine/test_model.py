@@ -19,7 +19,7 @@ from ninfer.runtime import Limits, Program, plan_model
 from tests.engine.guesses import Guesses, sometimes
 from tests.engine.harness import GREEDY, Session, settle, text
 from tests.engine.oracle import greedy_answer
-from tests.runtime.toy import PUBLIC, ToyModel
+from tests.runtime.toy import PUBLIC, ToyModel, ToyPredictor
 
 CONTEXT = 256
 CLOSER = (7, 8)
@@ -102,16 +102,27 @@ class Machine(RuleBasedStateMachine):
     @initialize(
         recurrent=st.booleans(),
         concurrency=st.integers(1, 4),
-        width=st.sampled_from([1, 3]),
+        width=st.sampled_from([1, 3, 4]),
+        predicts=st.booleans(),
         snapshots=st.integers(0, 4),
         spare=st.sampled_from([0, 0, 64, 192, 512]),
         anchors=st.integers(0, 2),
     )
     def begin(
-        self, recurrent: bool, concurrency: int, width: int, snapshots: int, spare: int, anchors: int
+        self,
+        recurrent: bool,
+        concurrency: int,
+        width: int,
+        predicts: bool,
+        snapshots: int,
+        spare: int,
+        anchors: int,
     ) -> None:
         self.recurrent, self.snapshots = recurrent, snapshots
-        model = ToyModel(recurrent)
+        predicts &= width > 1
+        self.stateful = recurrent or predicts
+        predictor = ToyPredictor(recurrent, lambda count: sometimes(count) == 0) if predicts else None
+        model = ToyModel(recurrent, predictor=predictor)
         limits = Limits(
             max_context=CONTEXT,
             prefill_chunk=128,
@@ -126,7 +137,7 @@ class Machine(RuleBasedStateMachine):
             plan,
             public_tokens=PUBLIC,
             policy=Policy(max_pending=4, pending_timeout=None, turn_anchors=anchors),
-            drafts=Guesses(recurrent, sometimes),
+            drafts=None if predicts else Guesses(recurrent, sometimes),
         )
         self.cases: list[Case] = []
         self.ledgers: list[list[int]] = []
@@ -279,7 +290,7 @@ class Machine(RuleBasedStateMachine):
         assert follow is not None
         done = follow.events[-1]
         assert isinstance(done, Done)
-        if self.snapshots or not self.recurrent:
+        if self.snapshots or not self.stateful:
             assert done.statistics.reused_tokens >= len(turn.request.prompt) + len(turn.expected) - 1
         else:
             assert done.statistics.reused_tokens == 0
@@ -311,7 +322,7 @@ class Machine(RuleBasedStateMachine):
         assert follow is not None
         done = follow.events[-1]
         assert isinstance(done, Done)
-        if self.snapshots or not self.recurrent:
+        if self.snapshots or not self.stateful:
             assert done.statistics.reused_tokens >= frontier
 
     @invariant()
@@ -325,7 +336,7 @@ class Machine(RuleBasedStateMachine):
         pools.cache.check()
         lanes = [ticket for ticket in core._lanes if ticket is not None]
         slots = [slot for ticket in lanes if ticket.sequence is not None for slot in ticket.sequence._own]
-        assert len(slots) == 2 * len(lanes) * self.recurrent
+        assert len(slots) == 2 * len(lanes) * self.stateful
         assert len(set(slots) | set(pools.cache._snapshots)) == len(slots) + len(pools.cache._snapshots)
         assert pools.slots.capacity - pools.slots.free == len(slots) + len(pools.cache._snapshots)
         # A page is locked as well until it has been copied, which a control unit may precede.
@@ -337,7 +348,7 @@ class Machine(RuleBasedStateMachine):
             assert len(sequence.pages) + sequence._promised == pages_for(ticket.budget.context)
             assert len(sequence.pages) == pages_for(sequence.frontier)
             promised += sequence._promised
-            if self.recurrent:
+            if self.stateful:
                 # A unit reads a state that nobody may overwrite and doesn't write where it reads.
                 assert sequence.target in sequence._own
                 assert sequence.target != sequence.source

@@ -185,6 +185,8 @@ class Hand:
         cache, records = self.program._cache, self.program._records
         tensors = [plane for pages in cache.kv for plane in planes(pages)]
         tensors += [*cache.conv, *cache.recurrent, self.program._counts]
+        if cache.hidden is not None:
+            tensors.append(cache.hidden)
         if records is not None:
             tensors += records.conv
             tensors += [plane for layer in records.delta for plane in planes(layer)]

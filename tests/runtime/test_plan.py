@@ -19,6 +19,7 @@ from ninfer.ops import PAGE
 from ninfer.ops.cpu import amx
 from ninfer.runtime import Limits, Plan, Program, plan_model
 from ninfer.runtime.plan import make_plan
+from tests.models import mtp
 from tests.models.loaded import GEOMETRIES, loaded
 
 from .hand import Hand, Lane, planes
@@ -277,3 +278,20 @@ def test_recorded_rounds_are_counted(name: str, width: int) -> None:
         hand.program.warm_up()
     counted = hand.plan.workspace_bytes - model.workspace_bytes(128, 1024)
     assert live.now <= counted <= 3 * live.now, counted / live.now
+
+
+@pytest.mark.parametrize("name", ["mixed", "all-full", "all-linear"])
+@pytest.mark.parametrize("width", [2, 4])
+def test_a_predictor_is_counted(name: str, width: int) -> None:
+    """Its layer of KV, hidden states, recordings, and what prefills take."""
+    model, plain = mtp.loaded(name), mtp.loaded(name, predictor=False)
+    limits = Limits(1024, 128, max_concurrency=8, kv_capacity=8192, width=width)
+    plan, without = plan_model(model, limits), plan_model(plain, limits)
+    assert plan.kv.layers == without.kv.layers + 1
+    assert plan.slot_bytes == without.slot_bytes + 2 * model.hidden_size
+    assert plan.buffer_bytes > without.buffer_bytes + 4 * 8 * (width - 1) * model.public_tokens
+    program = Program(model, plan)
+    with Live() as live:
+        program.warm_up()
+    peak = max(peak_of(Hand(model, width=width, context=1024), begin, 128) for begin in (0, 896))
+    assert peak + live.now <= plan.workspace_bytes <= 3 * (peak + live.now)

@@ -1,13 +1,16 @@
 """Rounds are recorded once and replayed, bit for bit what the operators give one by one."""
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from ninfer.models import Model
 from ninfer.ops import Purpose, Recording
 from ninfer.runtime.records import Unit
+from tests.models import mtp
 from tests.models.loaded import GEOMETRIES, loaded
 
 from .hand import Hand, Lane, assert_same
@@ -15,10 +18,10 @@ from .hand import Hand, Lane, assert_same
 ROWS, CONTEXT, CALLS = 8, 128, 5
 
 
-class Unrecorded(Recording[torch.Tensor]):
+class Unrecorded(Recording[tuple[torch.Tensor, torch.Tensor]]):
     """Runs its work every time."""
 
-    def __call__(self) -> torch.Tensor:
+    def __call__(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self._work()
 
 
@@ -43,6 +46,8 @@ def random_round(hand: Hand, rows: int, columns: int, rng: np.random.Generator) 
     record["source_slots"][0, :rows] = np.where(rng.random(rows) < 0.2, -1, slots[:rows])
     record["target_slots"][0, :rows] = slots[rows : 2 * rows]
     public = hand.program._model.public_tokens
+    if shape.drafts:
+        record["limits"][0, :rows] = rng.integers(1, CONTEXT + 1, size=rows)
     masks = rng.integers(-(1 << 31), 1 << 31, size=record["masks"].shape)
     record["masks"] = np.where(rng.random(masks.shape) < 0.5, 0, masks)
     for row in range(rows):
@@ -72,10 +77,17 @@ def random_round(hand: Hand, rows: int, columns: int, rng: np.random.Generator) 
     return record
 
 
-@pytest.mark.parametrize("columns", [1, 4])
-@pytest.mark.parametrize("name", GEOMETRIES)
-def test_replayed_rounds_are_bit_for_bit_those_of_the_operators(name: str, columns: int) -> None:
-    replayed, plain = (Hand(loaded(name), rows=ROWS, width=columns, context=CONTEXT) for _ in range(2))
+@pytest.mark.parametrize(
+    ("model", "columns"),
+    [
+        *((partial(loaded, name), columns) for name in GEOMETRIES for columns in (1, 4)),
+        *((partial(mtp.loaded, name), columns) for name in ("mixed", "all-full") for columns in (2, 4)),
+    ],
+)
+def test_replayed_rounds_are_bit_for_bit_those_of_the_operators(
+    model: Callable[[], Model], columns: int
+) -> None:
+    replayed, plain = (Hand(model(), rows=ROWS, width=columns, context=CONTEXT) for _ in range(2))
     for hand in (replayed, plain):
         fill(hand)
     rng = np.random.default_rng(7)

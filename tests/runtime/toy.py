@@ -4,11 +4,14 @@ The most likely token after a sequence is a hash of all tokens with their positi
 page table) and of a recurrent state that can't be rolled back. A slip in any of them changes it.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import torch
 
-from ninfer.models import Batch, Cache, KvLayout, Records, StateLayout
+from ninfer.models import Batch, Cache, KvLayout, Predictor, Records, StateLayout
+from ninfer.ops import KvPages
 
 PUBLIC = 97
 _MODULUS = 9973
@@ -35,26 +38,84 @@ def _advanced(state: int, token: int) -> int:
     return (state * 31 + token + 1) % _MODULUS
 
 
+class ToyPredictor:
+    """Knows what the toy will say, if every token and every hidden state that it needs was given to it.
+
+    It reads the sequence back from its own pages, and the first token from the first hidden state; a hidden
+    state that isn't the toy's at that place makes the guess a wrong one. `lies(n)`: it guesses wrong after n
+    tokens.
+    """
+
+    def __init__(self, recurrent: bool = True, lies: Callable[[int], bool] = lambda count: False) -> None:
+        self._recurrent, self._lies = recurrent, lies
+        self.token_ids: torch.Tensor | None = None
+
+    def forward(self, batch: Batch, hidden: torch.Tensor, pages: KvPages) -> torch.Tensor:
+        self.fill(batch, hidden, pages)
+        keys, firsts = pages.k.view(-1), pages.v.view(-1)
+        out = torch.zeros(len(batch.tokens), PUBLIC)
+        width = len(batch.tokens) // batch.rows
+        for column, position in enumerate(batch.positions.tolist()):
+            if position < 0:
+                continue
+            table = batch.page_table[column // width].tolist()
+            rows = [table[p // 64] * 64 + p % 64 for p in range(position + 1)]
+            ledger = [int(firsts[rows[0]]) - 1, *(int(keys[row]) - 1 for row in rows)]
+            wrong = self._lies(len(ledger))
+            wrong |= int(hidden[column].argmax()) != expected_token(ledger[:-1], self._recurrent)
+            out[column, (expected_token(ledger, self._recurrent) + wrong) % PUBLIC] = 5.0
+        return out
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.float()
+
+    def fill(self, batch: Batch, hidden: torch.Tensor, pages: KvPages) -> None:
+        width = len(batch.tokens) // batch.rows
+        for column, (token, position) in enumerate(
+            zip(batch.tokens.tolist(), batch.positions.tolist(), strict=True)
+        ):
+            if position < 0:
+                continue
+            place = int(batch.page_table[column // width, position // 64]) * 64 + position % 64
+            pages.k.view(-1)[place] = token + 1
+            if position == 0:
+                inverse = 49 if self._recurrent else 1  # of what the toy multiplies x[0] + 1 with
+                pages.v.view(-1)[place] = int(hidden[column].argmax()) * inverse % PUBLIC
+
+    def workspace_bytes(self, columns: int, context: int) -> int:
+        return 4 * PUBLIC * columns
+
+    def round_bytes(self, columns: int, context: int) -> int:
+        return 4 * PUBLIC * columns
+
+
 class ToyModel:
     """Implements `ninfer.models.Model`; feeding position `fail_at` breaks a pass half-way."""
 
-    def __init__(self, recurrent: bool = True, max_position_embeddings: int = 4096) -> None:
+    def __init__(
+        self,
+        recurrent: bool = True,
+        max_position_embeddings: int = 4096,
+        predictor: ToyPredictor | None = None,
+    ) -> None:
         self.device = torch.device("cpu")
         self.dtype = torch.float32
         self.hidden_size = PUBLIC
         self.public_tokens = PUBLIC
         self.max_position_embeddings = max_position_embeddings
+        self.predictor: Predictor | None = predictor
         self.recurrent = recurrent
         self.fail_at: int | None = None
         self.widths: list[int] = []
 
     def kv_layout(self) -> KvLayout:
-        return KvLayout(1, 1, 1, self.dtype)
+        return KvLayout(1 + (self.predictor is not None), 1, 1, self.dtype)
 
     def state_layout(self) -> StateLayout:
-        return (
-            StateLayout(1, 1, 1, 1, 1, 1, 1, self.dtype) if self.recurrent else StateLayout.none(self.dtype)
-        )
+        hidden = 0 if self.predictor is None else PUBLIC
+        if not self.recurrent:
+            return StateLayout.none(self.dtype, hidden)
+        return StateLayout(1, 1, 1, 1, 1, 1, 1, self.dtype, hidden)
 
     def workspace_bytes(self, columns: int, context: int) -> int:
         return 4 * PUBLIC * columns

@@ -2,7 +2,7 @@
 
 import torch
 
-from ninfer.models import Batch, Cache, KvLayout, Records, StateLayout
+from ninfer.models import Batch, Cache, KvLayout, Predictor, Records, StateLayout
 
 from .toy import PUBLIC
 
@@ -16,6 +16,7 @@ class ToyCudaModel:
         self.hidden_size = PUBLIC
         self.public_tokens = PUBLIC
         self.max_position_embeddings = max_position_embeddings
+        self.predictor: Predictor | None = None
         self.recurrent = recurrent
         self.extents: list[int | None] = []
 

@@ -12,6 +12,7 @@ from ninfer.api.synthetic import resources
 from ninfer.api.synthetic.geometries import ALIASES, GEOMETRIES
 from ninfer.api.synthetic.profiles import PROFILES, plan
 from ninfer.artifact import Component, Contents, Directory, place
+from ninfer.convert import text_config
 from ninfer.errors import ArtifactError, OptionError
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ _HEAD_GAIN = 2.0
 
 
 class Synthetic(Contents):
-    """`synthetic:GEOMETRY/PROFILE`: random weights of a public geometry, in the formats that the converter's
-    recipe gives them, made object by object on the device that asks.
+    """`synthetic:GEOMETRY/PROFILE`, or `…+mtp` with an MTP layer: random weights of a public geometry, in the
+    formats that the converter's recipe gives them, made object by object on the device that asks.
 
     Values have a standard deviation of K^-0.5, norms are near 1, so that activations stay of moderate size
     through all layers. The same name gives the same weights on the same kind of device.
@@ -35,26 +36,33 @@ class Synthetic(Contents):
     def __init__(self, name: str) -> None:
         """Raises OptionError for an unknown name, ConversionError where the geometry doesn't fit a format."""
         geometry, slash, profile = name.removeprefix("synthetic:").partition("/")
+        profile, plus, component = profile.partition("+")
         geometry = ALIASES.get(geometry, geometry)
-        if not slash or geometry not in GEOMETRIES or profile not in PROFILES:
+        known = slash and geometry in GEOMETRIES and profile in PROFILES and (not plus or component == "mtp")
+        if not known or (plus and GEOMETRIES[geometry].is_llama):
             raise OptionError(
-                f"there is no model '{name}'; synthetic models are called synthetic:GEOMETRY/PROFILE, with "
-                f"the geometries {', '.join((*GEOMETRIES, *ALIASES))} and the profiles {', '.join(PROFILES)}"
+                f"there is no model '{name}'; synthetic models are called synthetic:GEOMETRY/PROFILE (a "
+                f"Qwen with an MTP layer: PROFILE+mtp), with the geometries "
+                f"{', '.join((*GEOMETRIES, *ALIASES))} and the profiles {', '.join(PROFILES)}"
             )
         self._shape = GEOMETRIES[geometry]
-        planned = plan(self._shape.config, PROFILES[profile])
+        configs = {"text": self._shape.config, **({"mtp": text_config.mtp()} if plus else {})}
+        planned = plan(configs, PROFILES[profile])
         self._weights: dict[str, Weight] = {weight.tensor.id: weight for weight in planned.weights}
         self._words = {tensor.id: words for tensor, words in planned.auxiliaries}
         tensors = [weight.tensor for weight in planned.weights] + [one for one, _ in planned.auxiliaries]
         directory = Directory(
-            components={"text": Component(self._shape.config)},
+            components={
+                name: Component(config, target=None if name == "text" else "text")
+                for name, config in configs.items()
+            },
             objects=place(tensors),
             bindings=planned.bindings,
             uses=planned.uses,
-            metadata={"name": f"{geometry}-{profile}-synthetic"},
+            metadata={"name": f"{geometry}-{profile}{plus}{component}-synthetic"},
             provenance={"synthetic": {"geometry": geometry, "profile": profile}},
         )
-        public = f"{geometry}/{profile}"
+        public = f"{geometry}/{profile}{plus}{component}"
         super().__init__(Path(name), directory, sha256(public.encode()).digest()[:16])
 
     @property

@@ -87,9 +87,10 @@ PROFILES: dict[str, Profile] = {
 }
 
 
-def plan(config: Mapping[str, Any], profile: Profile) -> Plan:
-    """Objects, bindings and uses of a text model, as a conversion by the profile's recipe makes them."""
-    configs = {"text": config}
+def plan(configs: Mapping[str, Mapping[str, Any]], profile: Profile) -> Plan:
+    """Objects, bindings and uses of a model's components, as a conversion by the profile's recipe makes
+    them."""
+    config = configs["text"]
     parameters = declare(configs)
     catalog = _Catalog(parameters, Geometry.of(config), profile)
     run = Recipe(configs, catalog)

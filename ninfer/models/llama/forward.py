@@ -7,7 +7,7 @@ import torch
 from ninfer import ops
 from ninfer.models.llama.config import LlamaConfig
 from ninfer.models.llama.parameters import Layer, Parameters
-from ninfer.models.model import Batch, Cache, KvLayout, Records, StateLayout
+from ninfer.models.model import Batch, Cache, KvLayout, Predictor, Records, StateLayout
 
 
 class Llama:
@@ -28,6 +28,7 @@ class Llama:
         self.public_tokens = public_tokens
         self.hidden_size = config.hidden_size
         self.max_position_embeddings = config.max_position_embeddings
+        self.predictor: Predictor | None = None
         self.scale = config.head_dim**-0.5
 
     def kv_layout(self) -> KvLayout:

@@ -8,7 +8,8 @@ from ninfer.artifact import Contents
 from ninfer.models.binding import Binder, component, public_domain
 from ninfer.models.qwen3_5.config import parse
 from ninfer.models.qwen3_5.forward import Qwen35
-from ninfer.models.qwen3_5.parameters import bind
+from ninfer.models.qwen3_5.parameters import Proposal, bind, bind_predictor, bind_proposal
+from ninfer.models.qwen3_5.predictor import MtpPredictor
 from ninfer.ops import Upload
 
 
@@ -18,11 +19,24 @@ def load(
     dtype: torch.dtype,
     public_tokens: int | None,
     upload: Upload | None = None,
+    predictor: bool = False,
+    proposal: bool = False,
 ) -> Qwen35:
-    """Check the config and bind the text component; other components stay unread."""
+    """Check the config and bind the text component and, if wanted, the MTP layer, if
+    wanted with the head that only drafts; others stay unread."""
     config = parse(component(artifact, "text").config, has_mtp="mtp" in artifact.components)
     public = public_domain(public_tokens, config.vocab_size)
-    return Qwen35(config, bind(Binder(artifact, device, upload), config), device, dtype, public)
+    binder = Binder(artifact, device, upload)
+    parameters = bind(binder, config)
+    mtp = None
+    if predictor:
+        head = Proposal(parameters.output_head, public)
+        if proposal:
+            record = component(artifact, "text").proposal
+            head = bind_proposal(binder, config, record.rows if record else None, public)
+        layer = bind_predictor(binder, config)
+        mtp = MtpPredictor(config, layer, parameters.token_embedding, head, device, dtype)
+    return Qwen35(config, parameters, device, dtype, public, mtp)
 
 
 __all__ = ["Qwen35", "load"]

@@ -58,6 +58,8 @@ class TextConfig:
     tie_word_embeddings: bool
     rms_norm_eps: float
     mixers: tuple[AttentionConfig | DeltaNetConfig, ...]
+    attention: AttentionConfig | None
+    """Of any layer that attends, the MTP layer's too."""
 
 
 def parse(config: Mapping[str, Any], *, has_mtp: bool) -> TextConfig:
@@ -70,8 +72,9 @@ def parse(config: Mapping[str, Any], *, has_mtp: bool) -> TextConfig:
     if len(layer_types) != layers:
         raise fields.error("layer_types", f"a list of num_hidden_layers = {layers} entries", len(layer_types))
     geometry: dict[str, AttentionConfig | DeltaNetConfig] = {}
+    attention = None
     if FULL in layer_types or has_mtp or any(name in fields for name in _ATTENTION_FIELDS):
-        geometry[FULL] = _attention(fields)
+        geometry[FULL] = attention = _attention(fields)
     if LINEAR in layer_types or any(name in fields for name in _DELTA_NET_FIELDS):
         geometry[LINEAR] = _delta_net(fields)
     parsed = TextConfig(
@@ -82,6 +85,7 @@ def parse(config: Mapping[str, Any], *, has_mtp: bool) -> TextConfig:
         tie_word_embeddings=fields.boolean("tie_word_embeddings"),
         rms_norm_eps=fields.real("rms_norm_eps"),
         mixers=tuple(geometry[kind] for kind in layer_types),
+        attention=attention,
     )
     fields.close()
     return parsed

@@ -7,9 +7,11 @@ from itertools import repeat
 import torch
 
 from ninfer import ops
-from ninfer.models.model import Batch, Cache, KvLayout, Records, StateLayout
+from ninfer.models.model import Batch, Cache, KvLayout, Predictor, Records, StateLayout
+from ninfer.models.qwen3_5.blocks import attention, feed_forward
 from ninfer.models.qwen3_5.config import AttentionConfig, DeltaNetConfig, TextConfig
 from ninfer.models.qwen3_5.parameters import Attention, DeltaNet, Layer, Parameters
+from ninfer.models.qwen3_5.predictor import MtpPredictor
 
 
 class Qwen35:
@@ -25,6 +27,7 @@ class Qwen35:
         device: torch.device,
         dtype: torch.dtype,
         public_tokens: int,
+        predictor: MtpPredictor | None = None,
     ) -> None:
         self.config = config
         self.parameters = parameters
@@ -33,17 +36,21 @@ class Qwen35:
         self.public_tokens = public_tokens
         self.hidden_size = config.hidden_size
         self.max_position_embeddings = config.max_position_embeddings
+        self.predictor: Predictor | None = predictor
 
     def kv_layout(self) -> KvLayout:
-        mixers = [mixer for mixer in self.config.mixers if isinstance(mixer, AttentionConfig)]
-        if not mixers:
+        layers = sum(isinstance(mixer, AttentionConfig) for mixer in self.config.mixers)
+        layers += self.predictor is not None
+        c = self.config.attention
+        if not layers or c is None:
             return KvLayout.none(self.dtype)
-        return KvLayout(len(mixers), mixers[0].kv_heads, mixers[0].head_dim, self.dtype)
+        return KvLayout(layers, c.kv_heads, c.head_dim, self.dtype)
 
     def state_layout(self) -> StateLayout:
+        hidden = 0 if self.predictor is None else self.hidden_size
         mixers = [mixer for mixer in self.config.mixers if isinstance(mixer, DeltaNetConfig)]
         if not mixers:
-            return StateLayout.none(self.dtype)
+            return StateLayout.none(self.dtype, hidden)
         c = mixers[0]
         return StateLayout(
             layers=len(mixers),
@@ -54,6 +61,7 @@ class Qwen35:
             value_dim=c.value_head_dim,
             key_dim=c.key_head_dim,
             dtype=self.dtype,
+            hidden=hidden,
         )
 
     def workspace_bytes(self, columns: int, context: int) -> int:
@@ -109,11 +117,10 @@ class Qwen35:
         attention_cache, delta_net_cache = iter(cache.kv), zip(cache.conv, cache.recurrent, strict=True)
         for layer in self.parameters.layers:
             if isinstance(layer.mixer, Attention):
-                x = self._attention(layer, layer.mixer, x, batch, next(attention_cache))
+                x = attention(layer, layer.mixer, x, batch, next(attention_cache), eps)
             else:
                 x = self._delta_net(layer, layer.mixer, x, batch, *next(delta_net_cache), *next(kept))
-            inner = ops.norm_linear_swiglu(x, layer.post_attention_norm, eps, True, layer.gate_up)
-            x = ops.linear(inner, layer.down, residual=x)
+            x = feed_forward(layer, x, eps)
         return ops.rms_norm(x, self.parameters.final_norm, eps, unit_offset=True)
 
     def fold(
@@ -130,26 +137,6 @@ class Qwen35:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return ops.logits(hidden, self.parameters.output_head, self.public_tokens)
-
-    def _attention(
-        self, layer: Layer, mixer: Attention, x: torch.Tensor, batch: Batch, pages: ops.KvPages
-    ) -> torch.Tensor:
-        """x + W_o (attention(q, k, v) * sigmoid(gate)); keys and values join the cache first."""
-        c, eps = mixer.config, self.config.rms_norm_eps
-        columns, queries, keys = x.shape[0], c.heads * c.head_dim, c.kv_heads * c.head_dim
-        heads, _ = ops.norm_linear(x, layer.input_norm, eps, True, mixer.query_key_gate_value)
-        q, k, gate, v = heads.split_with_sizes((queries, keys, queries, keys), 1)
-        q = ops.qk_prepare(
-            q.view(columns, c.heads, c.head_dim),
-            k.view(columns, c.kv_heads, c.head_dim),
-            v.view(columns, c.kv_heads, c.head_dim),
-            batch.positions, c.rope, mixer.query_norm, mixer.key_norm, eps,
-            pages, batch.page_table, batch.positions,
-        )  # fmt: skip
-        a = ops.gated_attention(
-            q, gate, pages, batch.page_table, batch.positions, c.head_dim**-0.5, batch.extent
-        )
-        return ops.linear(a, mixer.output, residual=x)
 
     def _delta_net(
         self,

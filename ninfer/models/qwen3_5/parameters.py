@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ninfer.errors import ModelError
 from ninfer.models.binding import Binder
 from ninfer.models.qwen3_5.config import AttentionConfig, DeltaNetConfig, TextConfig
 from ninfer.ops import GdnMixer, Matrix, Role
@@ -55,6 +56,28 @@ class Parameters:
     output_head: Matrix
 
 
+@dataclass(frozen=True, eq=False)
+class PredictorParameters:
+    """The MTP layer; the columns of `input_projection` are those of the embedding, then of the hidden
+    state."""
+
+    embedding_norm: torch.Tensor
+    hidden_norm: torch.Tensor
+    input_projection: Matrix
+    layer: Layer
+    final_norm: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """The output head that drafts are scored with: `rows` of `head`, of the tokens `token_ids` (int32
+    `[rows]`; None: token r stands in row r)."""
+
+    head: Matrix
+    rows: int
+    token_ids: torch.Tensor | None = None
+
+
 def bind(binder: Binder, config: TextConfig) -> Parameters:
     """Bind everything that the text tower needs; other components' parameters are not touched."""
     table = (config.vocab_size, config.hidden_size)
@@ -66,6 +89,34 @@ def bind(binder: Binder, config: TextConfig) -> Parameters:
         final_norm=binder.vector("text/final_norm", (config.hidden_size,)),
         output_head=binder.matrix("text/output_head", table, "text/final_hidden"),
     )
+
+
+def bind_predictor(binder: Binder, config: TextConfig) -> PredictorParameters:
+    """Bind the MTP layer."""
+    assert config.attention is not None, "with an MTP layer the config has the attention fields"
+    hidden = config.hidden_size
+    return PredictorParameters(
+        embedding_norm=binder.vector("mtp/embedding_norm", (hidden,)),
+        hidden_norm=binder.vector("mtp/hidden_norm", (hidden,)),
+        input_projection=binder.matrix("mtp/input_projection", (hidden, 2 * hidden), "mtp/stem_input"),
+        layer=_layer(binder, config, config.attention, "mtp/layers/0/"),
+        final_norm=binder.vector("mtp/final_norm", (hidden,)),
+    )
+
+
+def bind_proposal(binder: Binder, config: TextConfig, rows: int | None, public: int) -> Proposal:
+    """Bind the head that only drafts: of `rows` tokens, or (None) of all of them."""
+    if rows is not None and rows > public:
+        raise ModelError(f"the proposal head has {rows} rows, but the tokenizer only {public} tokens")
+    shape = (config.vocab_size if rows is None else rows, config.hidden_size)
+    head = binder.matrix("proposal/head", shape, "mtp/final_hidden")
+    if rows is None:
+        return Proposal(head, public)
+    ids = binder.vector("proposal/token_ids", (rows,), "int32")
+    found = torch.unique(ids)
+    if len(found) != rows or int(found[0]) < 0 or int(found[-1]) >= public:
+        raise ModelError(f"the proposal head's token ids must be different ones below {public}")
+    return Proposal(head, rows, ids)
 
 
 def _layer(binder: Binder, config: TextConfig, mixer: AttentionConfig | DeltaNetConfig, p: str) -> Layer:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import Any
 
+from ninfer.engine import Speculation
 from ninfer.serve.calls import GenerationRequest, Protocol
 from ninfer.serve.errors import ApiError, anthropic_status
 from ninfer.serve.jobs import EngineInfo
@@ -142,9 +143,7 @@ class Console:
                 f"queue {duration(s.queue)}" if s.queue >= _QUEUE_WORTH_A_GROUP else None,
                 f"prefill {rate(s.prefilled, s.prefill)}",
                 f"decode {rate(s.decoded, s.decode)}",
-                f"drafts accepted {count(s.accepted)}/{count(s.drafted)} ({percent(s.accepted, s.drafted)})"
-                if s.drafted
-                else None,
+                _drafts(s.speculation),
                 _thought(s.thinking, s.budget),
             )
         )
@@ -198,6 +197,12 @@ def _thinking(record: RequestRecord) -> str:
         *([f"budget {count(budget)}"] if budget is not None else []),
     ]
     return f"on ({', '.join(more)})" if more else "on"
+
+
+def _drafts(s: Speculation) -> str | None:
+    if not s.drafted:
+        return None
+    return f"drafts accepted {count(s.accepted)}/{count(s.drafted)} ({percent(s.accepted, s.drafted)})"
 
 
 def _thought(tokens: int, budget: int | None) -> str | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ninfer.engine.events import HostWork
+from ninfer.engine.events import NO_DRAFT, HostWork, Speculation
 from ninfer.errors import NInferError
 from ninfer.events import FinishReason
 from ninfer.frontend import Frontend
@@ -135,11 +135,12 @@ def error_text(error: ApiError) -> str:
     return unquoted(error.message)
 
 
-def completion(record: RequestRecord, outcome: Outcome, *, detail: bool) -> dict[str, Any]:
-    """What `request_done` has beside the request. `detail`: speculation detail was asked for."""
+def completion(record: RequestRecord, outcome: Outcome, *, detail: int | None) -> dict[str, Any]:
+    """What `request_done` has beside the request. `detail`: rounds whose accepted drafts are listed at most,
+    if speculation detail was asked for."""
     summary = summarize(record, outcome)
     return {
-        "result": _result(record, outcome, summary, detail),
+        "result": _result(record, outcome, summary, detail is not None),
         "timings_seconds": {
             "prepare": record.prepare_seconds,
             "ttft": summary.ttft or 0.0,
@@ -159,20 +160,30 @@ def completion(record: RequestRecord, outcome: Outcome, *, detail: bool) -> dict
             },
             "units": {"prefill": summary.host.prefill_units, "control": summary.host.control_units},
         },
-        "speculative": {
-            "backend": "none",
-            "draft_window": 0,
-            "rounds": 0,
-            "drafted_tokens": summary.drafted,
-            "accepted_tokens": summary.accepted,
-            "fallback_steps": 0,
-            "accepted_per_position": [],
-            "accepted_length_histogram": [],
-            "accepted_lengths": None,
-            "accepted_lengths_truncated": None,
-        },
+        "speculative": _speculative(summary.speculation, detail),
         "materialization": _NO_SEARCH,
     }
+
+
+def _speculative(found: Speculation, most: int | None) -> dict[str, Any]:
+    listed = most is not None and found.window > 0
+    return {
+        "backend": "mtp" if found.window else "none",
+        "draft_window": found.window,
+        "rounds": found.rounds,
+        "drafted_tokens": found.drafted,
+        "accepted_tokens": found.accepted,
+        "fallback_steps": found.fallback_steps,
+        "accepted_per_position": found.per_position,
+        "accepted_length_histogram": found.histogram(),
+        "accepted_lengths": _lengths(found.lengths[:most]) if listed else None,
+        "accepted_lengths_truncated": len(found.lengths) > most if listed and most is not None else None,
+    }
+
+
+def _lengths(lengths: bytearray) -> str:
+    """A hexadecimal digit for each round, a dash for one without drafts."""
+    return "".join("-" if length == NO_DRAFT else f"{length:x}" for length in lengths)
 
 
 def phases(work: HostWork) -> dict[str, float]:

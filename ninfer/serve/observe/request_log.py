@@ -36,7 +36,7 @@ class RequestLog:
     def __init__(self, path: Path, options: ServeOptions, frontend: Frontend) -> None:
         """Opens the file; raises OptionError if that can't be."""
         self._options, self._frontend = options, frontend
-        self._detail = options.speculation_detail_max_steps is not None
+        self._detail = options.speculation_detail_max_steps
         self._instance = f"serve-{os.getpid()}-{time.time_ns() // 1000}"
         self._file: int | None = _open(path, options.model_path)
         self._lagging = False

@@ -175,9 +175,9 @@ def _engine(options: ServeOptions, info: EngineInfo) -> dict[str, Any]:
         "cuda_graph": info.cuda_graph,
         "embedding_host": False,
         "prefix_reuse": engine.prefix_reuse,
-        "speculative_backend": "none",
-        "speculative_draft_window": 0,
-        "proposal_head": "full",
+        "speculative_backend": engine.spec or "none",
+        "speculative_draft_window": engine.draft_tokens,
+        "proposal_head": "optimized" if engine.lm_head_draft else "full",
         "context_cost": {
             "transfer_source": "none",
             "prefill_source": "none",

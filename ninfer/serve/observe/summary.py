@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ninfer.engine import Statistics
+from ninfer.engine import Speculation, Statistics
 from ninfer.engine.events import HostWork
 from ninfer.events import FinishReason
 from ninfer.serve.calls import Protocol
@@ -21,7 +21,7 @@ SHORT_NAMES = {
 class Summary:
     """Tokens are sums over the answers, except those of the prompt and its reuse: the first answer's. Times
     (seconds) and host work are those of the answer that took longest; `ttft` is the earliest. The reason is
-    the first answer's; an answer that never began counts as cancelled."""
+    the first answer's, and so are the lengths of drafts; an answer that never began counts as cancelled."""
 
     reason: FinishReason
     prompt: int
@@ -33,8 +33,7 @@ class Summary:
     control: int
     applied: bool
     budget: int | None
-    drafted: int
-    accepted: int
+    speculation: Speculation
     rounds: int
     calls: CallReport
     call_count: int
@@ -70,6 +69,9 @@ def summarize(record: RequestRecord, outcome: Outcome) -> Summary:
     begun = [s.first_token_seconds for s in done if s.first_token_seconds is not None]
     known = [t.ttft for t in timings if t.ttft is not None]
     reports = [s.thinking for s in done if s.thinking is not None]
+    speculation = Speculation(lengths=first.speculation.lengths)
+    for one in done:
+        speculation.add(one.speculation)
     return Summary(
         reason=first.finish_reason,
         prompt=first.prompt_tokens,
@@ -81,8 +83,7 @@ def summarize(record: RequestRecord, outcome: Outcome) -> Summary:
         control=sum(report.control_tokens for report in reports),
         applied=any(report.applied for report in reports),
         budget=None if record.options is None else record.options.thinking_budget,
-        drafted=sum(s.drafted_tokens for s in done),
-        accepted=sum(s.accepted_tokens for s in done),
+        speculation=speculation,
         rounds=longest.rounds,
         calls=calls,
         call_count=sum(f.calls for f in outcome.finished),

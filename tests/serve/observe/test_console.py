@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ninfer.api.options import EngineOptions
-from ninfer.engine import RuntimeStatistics
+from ninfer.engine import RuntimeStatistics, Speculation
 from ninfer.errors import OptionError
 from ninfer.events import FinishReason
 from ninfer.serve.calls import Protocol
@@ -129,8 +129,7 @@ def test_a_request_is_done(said: Said) -> None:
         queue_seconds=1.5,
         reused_tokens=0,
         reuse_path="root",
-        drafted_tokens=90,
-        accepted_tokens=60,
+        speculation=Speculation(3, rounds=30, drafted=90, accepted=60),
         reasoning_tokens=12,
     )
     assert said(lambda c: c.done(record(), outcome(slow, calls=2))) == [

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from ninfer.api.options import GenerationOptions
-from ninfer.engine import RuntimeStatistics
+from ninfer.engine import RuntimeStatistics, Speculation
 from ninfer.events import FinishReason
 from ninfer.frontend import Frontend
 from ninfer.serve.calls import Protocol
@@ -76,7 +76,10 @@ def test_requests_by_protocol_and_outcome() -> None:
 def test_tokens_and_times_of_answers() -> None:
     metrics = Metrics()
     cold = statistics(
-        reused_tokens=0, reasoning_tokens=7, drafted_tokens=9, accepted_tokens=6, queue_seconds=3.0
+        reused_tokens=0,
+        reasoning_tokens=7,
+        speculation=Speculation(3, rounds=3, drafted=9, accepted=6),
+        queue_seconds=3.0,
     )
     for told in (outcome(), outcome(cold, report=CallReport(True, 2)),
                  outcome(statistics(), report=CallReport(True, fallback="undeclared_tool"))):  # fmt: skip

@@ -403,6 +403,6 @@ def test_statistics_without_the_engine_s_own_are_told_too() -> None:
     bare = Statistics(FinishReason.STOP_TOKEN, 3, 0, 1, 0, 0.1, 0.0, (1,))
     from ninfer.serve.observe.records import completion
 
-    told = completion(record(prompt=[1, 2, 3]), Outcome((), (), (bare,)), detail=False)
+    told = completion(record(prompt=[1, 2, 3]), Outcome((), (), (bare,)), detail=None)
     assert told["result"]["completion_tokens"] == 1
     assert told["timings_seconds"]["prefill"] == 0.1

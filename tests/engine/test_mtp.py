@@ -1,0 +1,281 @@
+"""MTP layers with weights: greedy answers are those of plain decoding, drafts are those of the formula,
+sampled answers have the target's distribution."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from ninfer import models, ops
+from ninfer.artifact import Artifact
+from ninfer.engine import Marks
+from ninfer.models import Batch, Model
+from ninfer.ops import PAGE, SamplingParams
+from ninfer.runtime.memory import allocate
+from ninfer.runtime.records import Unit
+from tests.models.conftest import one_thread  # noqa: F401
+from tests.models.mtp import GEOMETRIES, add_proposal, draft_with_mtp, loaded
+
+from .harness import drain
+from .real import Desk, differences
+
+NAMES = pytest.mark.parametrize("name", ["mixed", "all-full", "all-linear"])
+
+
+def prompts(count: int, seed: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(190) for _ in range(rng.choice((1, 30, 63, 64, 65, 150)))] for _ in range(count)]
+
+
+@NAMES
+@pytest.mark.parametrize("drafts", [1, 3, 5])
+def test_greedy_answers_are_those_of_plain_decoding(name: str, drafts: int) -> None:
+    """From one to eight at a time. On the CPU more than 16 columns take the route of prefill chunks, whose
+    bits are others: only there may a near-tie fall the other way."""
+    near = 0
+    asked = prompts(8, drafts)
+    with Desk(loaded(name, predictor=False), context=256) as plain:
+        wanted = [plain.ask(prompt, 30).ids for prompt in asked]
+    for rows in (1, 2, 5, 8):
+        with Desk(loaded(name), rows, 256, width=1 + drafts, capacity=2048) as fast:
+            handles = [fast.submit(prompt, 30) for prompt in asked[:rows]]
+            for handle, prompt, answer in zip(handles, asked, wanted, strict=False):
+                ids, statistics, _ = drain(handle)
+                parts = differences(loaded(name), prompt, ids, answer)
+                assert parts == 0 or rows * (1 + drafts) > 16
+                near += parts
+                assert statistics.speculation.drafted > 0
+    assert near <= 2
+
+
+@NAMES
+def test_sampled_and_penalized_answers_too(name: str) -> None:
+    kinds = (
+        SamplingParams(0.8, seed=3),
+        SamplingParams(0.0, presence_penalty=0.7, frequency_penalty=0.4),
+        SamplingParams(1.1, top_k=8, top_p=0.9, frequency_penalty=0.6, seed=1 << 63),
+    )
+    with (
+        Desk(loaded(name, predictor=False), context=256) as plain,
+        Desk(loaded(name), 3, 256, width=4, capacity=768) as fast,
+    ):
+        for prompt in prompts(3, 5):
+            handles = [fast.submit(prompt, 40, sampling=sampling) for sampling in kinds]
+            for handle, sampling in zip(handles, kinds, strict=True):
+                assert drain(handle)[0] == plain.ask(prompt, 40, sampling=sampling).ids
+
+
+def test_a_proposal_head_drafts_only_its_tokens(tmp_path: Path) -> None:
+    ids = list(range(20, 80))[::-1]
+    path = add_proposal(draft_with_mtp(GEOMETRIES["mixed"]), ids).write(tmp_path / "tiny.ninfer")
+    with Artifact.open(path) as artifact:
+        model = models.load(artifact, predictor=True, proposal=True)
+    proposed: set[int] = set()
+    with (
+        Desk(loaded("mixed", predictor=False), context=256) as plain,
+        Desk(model, 2, 256, width=4, capacity=512) as fast,
+    ):
+        fast.on_unit = lambda unit: proposed.update(fast.program._egress["drafts"].reshape(-1).tolist())
+        for prompt in prompts(4, 6):
+            assert fast.ask(prompt, 30).ids == plain.ask(prompt, 30).ids
+    assert len(proposed) > 5
+    assert proposed <= {0, *ids}  # the row of a lane that was never used holds zeros
+
+
+def formula(model: Model, ledger: list[int], count: int) -> list[list[float]]:
+    """Scores from which the first `count` drafts after `ledger` are chosen, everything fed at once."""
+    assert model.predictor is not None
+    total = len(ledger)
+    pages = -(-(total + count) // PAGE)
+    memory = allocate(model.kv_layout(), model.state_layout(), pages=pages, slots=1, device=model.device)
+    table, slot = torch.arange(pages, dtype=torch.int32)[None], torch.zeros(1, dtype=torch.int32)
+
+    def batch(tokens: list[int], begin: int) -> Batch:
+        positions = torch.arange(begin, begin + len(tokens), dtype=torch.int32)
+        return Batch(torch.tensor(tokens, dtype=torch.int32), positions, 1, table, slot - 1, slot)
+
+    with torch.inference_mode():
+        hidden = model.forward(batch(ledger[:-1], 0), memory)
+        m = model.predictor.forward(batch(ledger[1:], 0), hidden, memory.kv[-1])[-1:]
+        found = []
+        for step in range(count):
+            scores = model.logits(m)
+            found.append(scores[0].tolist())
+            m = model.predictor.forward(batch([int(scores.argmax())], total - 1 + step), m, memory.kv[-1])
+    return found
+
+
+@NAMES
+def test_drafts_are_those_of_the_formula(name: str) -> None:
+    """In every unit that proposes, over chunks, rounds and reused prefixes."""
+    model, drafts, checked = loaded(name, dtype=torch.float32), 3, 0
+    with Desk(model, context=512, width=1 + drafts, snapshots=6) as desk:
+        core = desk.core
+
+        def check(unit: Unit) -> None:
+            nonlocal checked
+            egress, [ticket] = desk.program._egress, [t for t in core._lanes if t is not None]
+            if unit is Unit.FOLD or (unit is Unit.PREFILL and desk.program.ingress["purpose"][0, 0] < 0):
+                return
+            assert ticket.sequence is not None
+            stand = int(egress["produced"][0, 0])
+            ledger = [*ticket.sequence.ledger, *egress["tokens"][0, :stand].tolist()]
+            live = min(drafts, ticket.budget.context - len(ledger) + 1)
+            for step, scores in enumerate(formula(model, ledger, live)):
+                proposed = int(egress["drafts"][0, 0, step])
+                assert scores[proposed] >= max(scores) - 1e-3, (unit, step)
+                checked += 1
+
+        desk.on_unit = check
+        rng = random.Random(4)
+        base = [rng.randrange(190) for _ in range(201)]
+        for cut in (201, 64, 90, 201):
+            prompt = [*base[:cut], 5, cut % 90]
+            desk.ask(prompt, 12, marks=Marks(preamble=64, boundaries=(90,)))
+    assert checked > 60
+
+
+def test_a_replayed_turn_gives_the_same_ids_and_counters() -> None:
+    prompt = prompts(1, 11)[0] * 3
+    marks = Marks(opener=len(prompt) - 3)
+    seen = []
+    with Desk(loaded("mixed"), context=1024, width=4) as desk:
+        for _ in range(3):
+            ids, statistics, _ = drain(desk.submit(prompt, 40, marks=marks))
+            speculation = statistics.speculation
+            seen.append((ids, speculation.lengths, speculation.per_position, statistics.reused_tokens > 0))
+    assert seen[1] == seen[2]
+    assert seen[0][:3] == seen[1][:3]
+    assert [one[3] for one in seen] == [False, True, True]
+
+
+SAMPLINGS = {
+    "plain": SamplingParams(1.0),
+    "filtered": SamplingParams(1.3, top_k=5, top_p=0.9),
+    "penalized": SamplingParams(1.0, presence_penalty=0.8, frequency_penalty=0.5),
+    "both": SamplingParams(0.9, top_k=4, top_p=0.95, presence_penalty=0.6),
+}
+PROMPT = [3, 1, 4, 1, 5]
+DRAWS, TOGETHER = 20_000, 500
+
+
+@cache
+def target() -> dict[tuple[int, ...], list[float]]:
+    """Scores after the prompt and every continuation of up to two tokens."""
+    model = loaded("few-words", predictor=False)
+    found = {}
+    for length in range(3):
+        for said in itertools.product(range(7), repeat=length):
+            memory = allocate(model.kv_layout(), model.state_layout(), pages=1, slots=1, device=model.device)
+            tokens = torch.tensor([*PROMPT, *said], dtype=torch.int32)
+            zero = torch.zeros(1, dtype=torch.int32)
+            batch = Batch(tokens, torch.arange(len(tokens), dtype=torch.int32), 1, zero[None], zero - 1, zero)
+            with torch.inference_mode():
+                found[said] = model.logits(model.forward(batch, memory)[-1:])[0].tolist()
+    return found
+
+
+def processed(scores: list[float], said: tuple[int, ...], s: SamplingParams) -> np.ndarray:
+    """The distribution of the next token, written from section 9 of the specification."""
+    counts = np.bincount(said, minlength=7)
+    x = np.array(scores) - s.presence_penalty * (counts > 0) - s.frequency_penalty * counts
+    order = np.lexsort((np.arange(7), -x))[: s.candidates]
+    weights = np.exp((x[order] - x[order[0]]) / s.temperature)
+    kept = np.searchsorted(weights.cumsum(), s.top_p * weights.sum()) + 1 if s.top_p < 1 else len(order)
+    out = np.zeros(7)
+    out[order[:kept]] = weights[:kept] / weights[:kept].sum()
+    return out
+
+
+def expected(s: SamplingParams) -> np.ndarray:
+    """Of all continuations of three tokens."""
+    out = np.zeros((7, 7, 7))
+    for a, b, c in itertools.product(range(7), repeat=3):
+        p = 1.0
+        for said, token in (((), a), ((a,), b), ((a, b), c)):
+            p *= processed(target()[said], said, s)[token]
+        out[a, b, c] = p
+    return out.reshape(-1)
+
+
+def p_value(counts: np.ndarray, wanted: np.ndarray) -> float:
+    """Of the chi-square test; rare continuations count together, impossible ones must not occur."""
+    assert counts[wanted == 0].sum() == 0
+    goal = wanted * counts.sum()
+    rare = goal < 5
+    seen = np.append(counts[~rare], counts[rare].sum())
+    goal = np.append(goal[~rare], goal[rare].sum())
+    return float(stats.chisquare(seen[goal > 0], goal[goal > 0]).pvalue)
+
+
+Accept = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], object]
+
+
+def continuations(sampling: SamplingParams, accept: Accept) -> np.ndarray:
+    """How often each continuation of four tokens but the last was said: a prefill, then rounds of up to two
+    drafts, with the scores of a model. Drafts are drawn beside the truth, so that some stand."""
+    rng, out, width = np.random.default_rng(7), np.zeros((7, 7, 7)), 3
+    count_rows = torch.arange(TOGETHER * width, dtype=torch.int32)
+    counts = torch.zeros((TOGETHER * width, 7), dtype=torch.int32)
+    likely = np.exp(np.array(target()[()]))
+    for batch in range(DRAWS // TOGETHER):
+        seeds = 1000 + batch * TOGETHER + np.arange(TOGETHER)
+        params = [replace(sampling, seed=int(seed)) for seed in seeds]
+        counts.zero_()
+        first = ops.Draws.of(params, [5] * TOGETHER, [ops.Purpose.PREFILL] * TOGETHER, [-1] * TOGETHER)
+        scores = torch.tensor([target()[()]] * TOGETHER)
+        said = [[token] for token in ops.draw(scores, first, counts).tolist()]
+        every = [one for one in params for _ in range(width)]
+        while any(len(one) < 3 for one in said):
+            drafts = rng.choice(7, size=(TOGETHER, width - 1), p=likely / likely.sum())
+            tokens, places, rows, purposes = [], [], [], []
+            for one, guess in zip(said, drafts.tolist(), strict=True):
+                begin, live = len(one), max(3 - len(one), 0)  # columns; nothing beyond the budget
+                tokens += [one[-1], *guess]
+                places += [4 + begin + i if i < live else -1 for i in range(width)]
+                purposes += [ops.Purpose.DECODE if i < live else -1 for i in range(width)]
+                rows += [target().get((*one, *guess[:i]), [0.0] * 7) for i in range(width)]
+            fed, positions = (torch.tensor(x, dtype=torch.int32) for x in (tokens, places))
+            ops.count_drafts(fed, positions, count_rows, counts, TOGETHER)
+            draws = ops.Draws.of(every, places, purposes, count_rows.tolist())
+            drawn = ops.draw(torch.tensor(rows), draws, counts)
+            stand = torch.zeros(TOGETHER, dtype=torch.int32)
+            accept(drawn, fed, positions, stand)
+            ops.count_drafts(fed, positions, count_rows, counts, TOGETHER, stand)
+            for row, one in enumerate(said):
+                if len(one) < 3:
+                    one += drawn[row * width : row * width + int(stand[row])].tolist()
+        for a, b, c in said:
+            out[a, b, c] += 1
+    return out.reshape(-1)
+
+
+def too_kind(
+    drawn: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, produced: torch.Tensor
+) -> None:
+    """A wrong rule: a draft stands if the draw came near it."""
+    rows = len(produced)
+    drawn, tokens, positions = (x.view(rows, -1) for x in (drawn, tokens, positions))
+    agree = ((drawn[:, :-1] - tokens[:, 1:]).abs() <= 1) & (positions[:, 1:] >= 0)
+    drawn[:, :-1] = torch.where(agree, tokens[:, 1:], drawn[:, :-1])
+    produced.copy_(agree.int().cumprod(1).sum(1) + 1)
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_sampled_continuations_have_the_targets_distribution(name: str) -> None:
+    seen, wanted = continuations(SAMPLINGS[name], ops.accept), expected(SAMPLINGS[name])
+    assert seen.sum() == DRAWS
+    assert p_value(seen, wanted) > 0.01
+
+
+def test_a_wrong_acceptance_rule_is_noticed() -> None:
+    assert p_value(continuations(SAMPLINGS["plain"], too_kind), expected(SAMPLINGS["plain"])) < 1e-6

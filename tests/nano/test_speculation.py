@@ -1,0 +1,63 @@
+"""Drafts of ninfer-nano's own MTP layer: the same answers in fewer rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ninfer.api import Engine, EngineOptions
+
+from .asking import NANO, ask, held_out
+
+NAMES = ("csv", "function", "story", "kv512", "add2", "tool_result")
+
+
+@pytest.fixture(scope="module")
+def drafting() -> Iterator[Engine]:
+    with Engine.load(NANO, EngineOptions(max_context=8192, threads=1, spec="mtp", draft_tokens=3)) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("index", range(2))
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_are_the_same(engine: Engine, drafting: Engine, name: str, index: int) -> None:
+    task = held_out(name, index)
+    plain, fast = ask(engine, task), ask(drafting, task)
+    assert (fast.ids, fast.reply, fast.outcome) == (plain.ids, plain.reply, plain.outcome)
+    speculation = fast.statistics.speculation
+    assert speculation.rounds + speculation.fallback_steps == fast.statistics.rounds
+    assert fast.statistics.rounds < plain.statistics.rounds or plain.statistics.generated_tokens < 8
+
+
+@pytest.mark.parametrize(("name", "share"), [("jsonl32_variant", 0.7), ("story", 0.5)])
+def test_most_drafts_stand(drafting: Engine, name: str, share: float) -> None:
+    statistics = ask(drafting, held_out(name, 0)).statistics
+    assert statistics.accepted_tokens > share * statistics.drafted_tokens
+
+
+def test_defaults_with_penalties_and_sampling_are_those_of_plain_decoding(
+    engine: Engine, drafting: Engine
+) -> None:
+    task = held_out("story", 1)
+    for seed in range(2):
+        chosen = {"temperature": 0.7, "presence_penalty": 1.5, "frequency_penalty": 0.1, "seed": seed}
+        plain, fast = ask(engine, task, **chosen), ask(drafting, task, **chosen)
+        assert fast.ids == plain.ids
+        assert fast.statistics.accepted_tokens > 0
+
+
+def test_a_conversation_goes_on_where_it_ended(drafting: Engine) -> None:
+    task = held_out("story", 0)
+    first = ask(drafting, task, prefix_reuse=True)
+    again = ask(drafting, task, prefix_reuse=True)
+    assert again.reused > 0
+    assert again.ids == first.ids
+    talk = [
+        *task.messages,
+        {"role": "assistant", "content": first.reply.content},
+        {"role": "user", "content": "Go on."},
+    ]
+    follow = ask(drafting, task, talk, prefix_reuse=True, max_new=40)
+    assert follow.reused > first.statistics.prompt_tokens - 20
+    assert follow.ids == ask(drafting, task, talk, max_new=40).ids
