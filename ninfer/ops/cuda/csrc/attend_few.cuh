@@ -208,8 +208,8 @@ attend_split(const u16* q, int q_stride, const u8* k, const u8* k_scales, const 
           const uint4 a = query(t, 2 * g), b = query(t, 2 * g + 1);
 #pragma unroll
           for (int o = 0; o < OCTETS; o++) {
-            multiply_bf16(sum[t][o], a, keys[o][0], keys[o][1]);
-            multiply_bf16(sum[t][o], b, keys[o][2], keys[o][3]);
+            mma(sum[t][o], a.x, a.y, a.z, a.w, keys[o][0], keys[o][1]);
+            mma(sum[t][o], b.x, b.y, b.z, b.w, keys[o][2], keys[o][3]);
           }
         }
       }
@@ -315,8 +315,8 @@ attend_split(const u16* q, int q_stride, const u8* k, const u8* k_scales, const 
         const float a = exp2_(score[t][o][0] - (now - SHIFT)), b = exp2_(score[t][o][1] - (now - SHIFT));
         more += a + b;
         if constexpr (V_CODE == PLAIN) {
-          weights[o] = two_bf16(a, b);
-          rest[o] = two_bf16(a - bits_to_float(weights[o] << 16), b - bits_to_float(weights[o] & 0xffff0000u));
+          weights[o] = pack_bf16x2(a, b);
+          rest[o] = pack_bf16x2(a - low_bf16(weights[o]), b - high_bf16(weights[o]));
         } else {
           weights[o] = two_halves(a, b);
         }
@@ -395,8 +395,8 @@ attend_split(const u16* q, int q_stride, const u8* k, const u8* k_scales, const 
           const uint4 a = make_uint4(x[0], x[1], x[2], x[3]);
 #pragma unroll
           for (int t = 0; t < NT; t++) {
-            multiply_bf16(total[t][f], a, weights[t].x, weights[t].y);
-            multiply_bf16(total[t][f], a, weights[t].z, weights[t].w);
+            mma(total[t][f], a.x, a.y, a.z, a.w, weights[t].x, weights[t].y);
+            mma(total[t][f], a.x, a.y, a.z, a.w, weights[t].z, weights[t].w);
           }
         }
       } else {

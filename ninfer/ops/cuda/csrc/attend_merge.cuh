@@ -90,7 +90,7 @@ attend_merge(const float* sums, const float* tops, const int* positions, const u
     total *= TURN;
   }
   if (thread >= SLICE) return;
-  u32 result = two_bf16(total, 0.0f) & 0xffff;
-  if (gate != nullptr) result = two_bf16(bits_to_float(result << 16) / (1.0f + __expf(-bits_to_float((u32)g << 16))), 0.0f) & 0xffff;
+  u32 result = pack_bf16x2(total, 0.0f) & 0xffff;
+  if (gate != nullptr) result = pack_bf16x2(low_bf16(result) / (1.0f + __expf(-low_bf16((u32)g))), 0.0f) & 0xffff;
   out[(long long)place * D + slice + thread] = (u16)result;
 }

@@ -87,8 +87,8 @@ DEVICE float prepare_row(u8* shared, int row, const u16* q, bool used, int lane)
   }
 #pragma unroll
   for (int i = 0; i < E; i += 2) {
-    x[i] = bits_to_float(pairs[i / 2] << 16);
-    x[i + 1] = bits_to_float(pairs[i / 2] & 0xffff0000u);
+    x[i] = low_bf16(pairs[i / 2]);
+    x[i + 1] = high_bf16(pairs[i / 2]);
   }
   float unit = 1.0f;
   if (K_CODE != PLAIN && used) {
