@@ -6,9 +6,6 @@ each; a column at a negative position is masked.
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
-
 import torch
 
 from ninfer.ops.dispatch import backend
@@ -21,7 +18,7 @@ def norm_pair(
 
     `a`, `b` are contiguous and bf16 or float32; each norm is that of `rms_norm`, bit for bit.
     """
-    return _module(a).norm_pair(a, b, a_gain, b_gain, eps)
+    return backend(a.device.type).norm_pair(a, b, a_gain, b_gain, eps)
 
 
 def accept(
@@ -38,7 +35,7 @@ def accept(
     Returns int32 `following [T]`, the token after each column that stands (0 elsewhere, and where nothing
     could be drawn), `kept [T]`, its position (-1 elsewhere), and `last [B]`, the position of the last one.
     """
-    return _module(drawn).accept(drawn, tokens, positions, produced)
+    return backend(drawn.device.type).accept(drawn, tokens, positions, produced)
 
 
 def count_drafts(
@@ -56,7 +53,7 @@ def count_drafts(
     also counts the request's tokens up to column i (`tokens`, `positions` as in `accept`). Afterwards, with
     `stand` int32 `[B]`, all rows are equal again, and have counted the first `stand[b]` tokens.
     """
-    _module(tokens).count_drafts(tokens, positions, count_rows, counts, rows, stand)
+    backend(tokens.device.type).count_drafts(tokens, positions, count_rows, counts, rows, stand)
 
 
 def keep_last(
@@ -71,7 +68,7 @@ def keep_last(
     With `states [slots, H]` it is also left in slot `target_slots[b]` (int32 `[B]`), unless the count is 0.
     `counts` int32 `[B]`, at most W.
     """
-    return _module(columns).keep_last(columns, counts, states, target_slots)
+    return backend(columns.device.type).keep_last(columns, counts, states, target_slots)
 
 
 def next_draft(
@@ -89,8 +86,4 @@ def next_draft(
     drawn). Returns int32 `[B]` tokens (0 for -1) and positions: one higher, or -1 where that isn't below
     `limits[b]` or was masked.
     """
-    return _module(drawn).next_draft(drawn, positions, limits, drafts, step, token_ids)
-
-
-def _module(tensor: torch.Tensor) -> ModuleType:
-    return importlib.import_module(f"{backend(tensor.device.type).__name__}.speculation")
+    return backend(drawn.device.type).next_draft(drawn, positions, limits, drafts, step, token_ids)

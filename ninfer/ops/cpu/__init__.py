@@ -11,10 +11,13 @@ from ninfer.ops.cpu.likely import token_logprobs
 from ninfer.ops.cpu.normalize import gated_rms_norm, rms_norm
 from ninfer.ops.cpu.products import embedding, linear, linear_swiglu, logits
 from ninfer.ops.cpu.recording import record
+from ninfer.ops.cpu.speculation import accept, count_drafts, keep_last, next_draft, norm_pair
 
 __all__ = [
+    "accept",
     "causal_conv",
     "clear_counts",
+    "count_drafts",
     "count_tokens",
     "draw",
     "embedding",
@@ -23,10 +26,13 @@ __all__ = [
     "gated_delta_net",
     "gated_rms_norm",
     "gdn_gating",
+    "keep_last",
     "linear",
     "linear_swiglu",
     "logits",
     "machine_threads",
+    "next_draft",
+    "norm_pair",
     "paged_attention",
     "qk_prepare",
     "record",

@@ -19,11 +19,14 @@ from ninfer.ops.cuda.linear import (
 from ninfer.ops.cuda.norms import gated_rms_norm, rms_norm
 from ninfer.ops.cuda.prepare import qk_prepare
 from ninfer.ops.cuda.recording import Pool, record
+from ninfer.ops.cuda.speculation import accept, count_drafts, keep_last, next_draft, norm_pair
 
 __all__ = [
     "Pool",
+    "accept",
     "causal_conv",
     "clear_counts",
+    "count_drafts",
     "count_tokens",
     "draw",
     "embedding",
@@ -35,11 +38,14 @@ __all__ = [
     "gated_rms_norm",
     "gdn_gating",
     "gdn_mix",
+    "keep_last",
     "linear",
     "linear_swiglu",
     "logits",
+    "next_draft",
     "norm_linear",
     "norm_linear_swiglu",
+    "norm_pair",
     "paged_attention",
     "place",
     "qk_prepare",
