@@ -32,8 +32,7 @@ class EngineDescription:
 
     `device` is `cpu` or such as `cuda:0`, `device_name` the GPU's model; `cuda_graph`: are rounds replayed as
     graphs? `load_seconds` contains the `upload_seconds` in which a GPU got its weights. `draft_tokens` a
-    round by the model's MTP layer (0: no speculation),
-    scored by the proposal head if `lm_head_draft`.
+    round by the model's MTP layer (0: no speculation), scored by the proposal head if `lm_head_draft`.
     """
 
     name: str

@@ -14,7 +14,7 @@ from ninfer.events import Channel, Delta, FinishReason, Step
 from ninfer.ops import SamplingParams
 from ninfer.runtime import Limits, Program, plan_model
 from ninfer.runtime.records import Unit
-from tests.runtime.toy import PUBLIC, ToyModel
+from tests.runtime.toy import PUBLIC, ToyModel, expected_answer
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -247,3 +247,22 @@ def settle(core: Core) -> None:
     assert pools.pages.locked == pools.pages.reserved == 0
     taken = pools.slots.capacity - pools.slots.free
     assert taken == pools.cache.snapshots_in_use
+
+
+def stop_and_resume(
+    core: Core, prompt: Sequence[int], length: int, recurrent: bool
+) -> tuple[list[int], Statistics]:
+    """Answer until the token at which the answer is to end comes up, then go on behind all that was said:
+    what was said, and the second request's statistics."""
+    answer = expected_answer(prompt, 10, recurrent)
+    stop = answer[length - 1]
+    said = answer[: answer.index(stop) + 1]
+    ids, statistics, _ = drain(core.submit(request(prompt, 20), Session(stop=stop)))
+    assert ids == said
+    assert statistics.finish_reason is FinishReason.STOP_TOKEN
+    settle(core)
+    follow = [*prompt, *ids, 11, 12]
+    ids, statistics, _ = drain(core.submit(request(follow, 20), Session()))
+    assert ids == expected_answer(follow, 20, recurrent)
+    settle(core)
+    return said, statistics

@@ -10,7 +10,7 @@ import pytest
 from ninfer.engine import Core, Marks, Policy
 from ninfer.events import FinishReason
 from ninfer.ops import SamplingParams
-from tests.engine.harness import Constrained, Session, drain, request, settle
+from tests.engine.harness import Constrained, Session, drain, request, settle, stop_and_resume
 from tests.engine.oracle import greedy_answer
 from tests.runtime.toy import PUBLIC, ToyModel, ToyPredictor, expected_answer
 
@@ -81,20 +81,10 @@ def test_a_stop_leaves_a_frontier_to_resume_from(build: Build, recurrent: bool, 
     for tokens in (60, 121):
         core = build(model=model(recurrent), width=4, context=256)
         prompt = PROMPT[:tokens]
-        answer = expected_answer(prompt, 10, recurrent)
-        stop = answer[length - 1]
-        said = answer[: answer.index(stop) + 1]
-        ids, statistics, _ = drain(core.submit(request(prompt, 20), Session(stop=stop)))
-        assert ids == said
-        assert statistics.finish_reason is FinishReason.STOP_TOKEN
-        settle(core)
-        follow = [*prompt, *ids, 11, 12]
-        ids, statistics, _ = drain(core.submit(request(follow, 20), Session()))
+        said, statistics = stop_and_resume(core, prompt, length, recurrent)
         if len(said) > 1:
             assert statistics.reused_tokens == len(prompt) + len(said) - 1
-        assert ids == expected_answer(follow, 20, recurrent)
         assert statistics.speculation.drafted == statistics.speculation.accepted > 0
-        settle(core)
 
 
 @pytest.mark.parametrize("frontier", [1, 63, 64, 65, 127, 128])

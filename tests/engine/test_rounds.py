@@ -5,11 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from ninfer.engine import Core
-from ninfer.events import FinishReason
 from ninfer.ops import SamplingParams
 from ninfer.runtime.records import Unit
 from tests.engine.guesses import Guesses, never, sometimes
-from tests.engine.harness import GREEDY, Gate, Session, drain, request, settle
+from tests.engine.harness import GREEDY, Gate, Session, drain, request, settle, stop_and_resume
 from tests.engine.oracle import greedy_answer
 from tests.runtime.toy import expected_answer
 
@@ -64,19 +63,9 @@ def test_a_stop_inside_a_round_cuts_it_and_leaves_a_frontier_to_resume_from(
     for tokens in (60, 121):
         core = build(recurrent=recurrent, width=5, drafts=Guesses(recurrent), context=256)
         prompt = PROMPT[:tokens]
-        answer = expected_answer(prompt, 10, recurrent)
-        stop = answer[length - 1]
-        said = answer[: answer.index(stop) + 1]
-        ids, statistics, _ = drain(core.submit(request(prompt, 20), Session(stop=stop)))
-        assert ids == said
-        assert statistics.finish_reason is FinishReason.STOP_TOKEN
-        settle(core)
-        follow = [*prompt, *ids, 11, 12]
-        ids, statistics, _ = drain(core.submit(request(follow, 20), Session()))
+        said, statistics = stop_and_resume(core, prompt, length, recurrent)
         if len(said) > 1 or not recurrent:
             assert statistics.reused_tokens == len(prompt) + len(said) - 1
-        assert ids == expected_answer(follow, 20, recurrent)
-        settle(core)
 
 
 def test_a_stop_in_one_row_does_not_touch_the_others(build: Build) -> None:

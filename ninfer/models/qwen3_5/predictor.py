@@ -3,9 +3,8 @@
     u = W [norm(embedding(x[p + 1])) | norm(h[p])];  u = block(u at position p);  m = norm(u)
 
 `h` is the text model's hidden state after its final norm, and m is scored by the text model's own head or by
-one of fewer rows. For a
-guess further ahead m takes the place of h. Keys and values at position p depend on x[p + 1], so a prompt's
-last ones are known only with the first drawn token.
+one of fewer rows. For a guess further ahead m takes the place of h. Keys and values at position p depend on
+x[p + 1], so a prompt's last ones are known only with the first drawn token.
 """
 
 from __future__ import annotations
