@@ -22,7 +22,11 @@ MOST_TOKENS = 64
 _COPY_BYTES = 28_672
 """Of weights that come at a time, at most."""
 _COPIES = (3, 12)
-"""Fewest and most in flight."""
+"""Fewest and most in a ring."""
+_LEAST_SMALL_COPIES = 5
+"""The fewest of one turn each, where larger ones leave no room for two blocks."""
+_ASKED_BYTES = 50_000
+"""Of weights that a block asks for at a time, if its ring is larger."""
 _BUFFERS = 2
 
 
@@ -84,6 +88,7 @@ class Plan:
     least_turns: int
     copy_turns: int
     copies: int
+    pace: int
     live: int
     blocks: int
     norm: int
@@ -95,14 +100,17 @@ def plan(packing: Packing, slices: int, units: int, tokens: int, norm: int, devi
     """For up to `tokens` tokens (1, 2, 4, 8 or 16); with a norm: 1 of bf16 gains, 2 of float32. None if a
     multiprocessor has no room for them.
 
-    Two blocks share a multiprocessor if they can; if x takes too much, more blocks share it.
+    For one or two tokens a block leaves room for one of the next product, whose ring fills while this one ends. Two
+    of the same product must not share a multiprocessor, or others would have none: products behind a norm take less
+    than half of the memory, the others more, and only these may start while small kernels run.
     """
     tiles = 1 if tokens <= 8 else 2
-    live = 1 if tokens <= 2 else 4
+    live = 1 if tokens <= 2 else 2 if tokens <= 4 else 4
     turns = -(-units // slices)
     least = units // 16 if slices == 16 else max(0, units - 16 * turns) // 16
-    choices = [(16, 2)] if tiles == 1 and device.clusters > 1 else []
-    for warps, blocks in (*choices, (16, 1), (8, 1)):
+    whole, part = device.shared_bytes, device.half + (-1024 if norm else 1024)
+    choices = [(16, 2, part)] if tokens <= 2 and device.clusters > 1 else []
+    for warps, blocks, memory in (*choices, (16, 1, whole), (8, 1, whole)):
         cluster = slices // warps
         if cluster > device.clusters:
             continue
@@ -110,14 +118,19 @@ def plan(packing: Packing, slices: int, units: int, tokens: int, norm: int, devi
         fixed += slices * 8 * tiles * 4 if norm else 0
         fixed += turns * warps * tokens * 128 + 256  # x, and what alignment takes
         fixed += turns * warps * (1 if live == 1 else 4 * tiles) * 16 * packing.sums
-        room = (device.half if blocks == 2 else device.shared_bytes) - fixed
-        copy = max(1, min(turns, _COPY_BYTES // (warps * packing.unit_bytes)))
+        turn = warps * packing.unit_bytes
+        copy = max(1, min(turns, _COPY_BYTES // turn))
         copy = -(-turns // -(-turns // copy))  # equal copies
-        size = warps * copy * packing.unit_bytes
-        if room >= _COPIES[0] * size:
-            copies = min(_COPIES[1], room // size)
-            shared = fixed + _up(copies * size, 128)
-            return Plan(tiles, warps, cluster, turns, least, copy, copies, live, blocks, norm, shared)
+        fewest = _COPIES[0]
+        if blocks == 2 and memory - fixed < fewest * copy * turn:
+            copy, fewest = 1, _LEAST_SMALL_COPIES
+        copies = min(_COPIES[1], (memory - fixed) // (copy * turn))
+        if copies >= fewest:
+            shared = fixed + _up(copies * copy * turn, 128)
+            if blocks == 2 and not norm:
+                shared = max(shared, part)
+            pace = copies if blocks == 2 else min(copies, -(-_ASKED_BYTES // (copy * turn)))
+            return Plan(tiles, warps, cluster, turns, least, copy, copies, pace, live, blocks, norm, shared)
     return None
 
 
@@ -139,6 +152,7 @@ def module(packing: Packing, p: Plan) -> Module:
             "LEAST_TURNS": p.least_turns,
             "COPY_TURNS": p.copy_turns,
             "RING_COPIES": p.copies,
+            "PACE": p.pace,
             "SUM_BUFFERS": _BUFFERS,
             "LIVE": p.live,
             "SM_BLOCKS": p.blocks,
