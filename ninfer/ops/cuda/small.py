@@ -100,9 +100,9 @@ def plan(packing: Packing, slices: int, units: int, tokens: int, norm: int, devi
     """For up to `tokens` tokens (1, 2, 4, 8 or 16); with a norm: 1 of bf16 gains, 2 of float32. None if a
     multiprocessor has no room for them.
 
-    For one or two tokens a block leaves room for one of the next product, whose ring fills while this one ends. Two
-    of the same product must not share a multiprocessor, or others would have none: products behind a norm take less
-    than half of the memory, the others more, and only these may start while small kernels run.
+    For one or two tokens a block leaves room for one of the next product, whose ring fills while this one
+    ends. Two of the same product must not share a multiprocessor, or others would have none: products behind
+    a norm take less than half of the memory, the others more, and only these may start beside small kernels.
     """
     tiles = 1 if tokens <= 8 else 2
     live = 1 if tokens <= 2 else 2 if tokens <= 4 else 4
