@@ -261,3 +261,26 @@ def test_rows_end_where_documents_do() -> None:
     short = Sampler(texts, encoder, "seed", "train", {"kv2048": 1.0}, 512)
     with pytest.raises(NInferError, match="no instance of kv2048 has at most 512 tokens"):
         short.rows(1024, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rows", "7"], "--tokens must be a multiple of 64 times --rows, not 32768"),
+        (["--measure", "csv,poems"], "--measure knows prose, "),
+        (["--depth", "9"], "--depth must be 1 to 8, not 9"),
+        (["--tokens", "1024"], "--tokens must be a multiple of 128 and at least 16384, not 1024"),
+        (["--out", "done"], "done holds a training that is done; name another folder with --out"),
+    ],
+)
+def test_wrong_options_are_one_sentence(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "done").mkdir()
+    (tmp_path / "done" / recursion.REPORT).write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert recursion.main([str(NANO), "--corpus", "none", "--out", "run", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

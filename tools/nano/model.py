@@ -30,7 +30,7 @@ MTP = G.LAYERS  # the MTP layer is the last row of every stack that it has a par
 _KEYS, _VALUES, _QUERIES = G.KEY_HEADS * G.DELTA_DIM, G.VALUE_HEADS * G.DELTA_DIM, G.HEADS * G.HEAD_DIM
 _KV = G.KV_HEADS * G.HEAD_DIM
 _ZERO = ("delta.out", "attention.out", "mlp.down")
-_AHEAD = 8  # positions beyond the context that a chain of drafts may reach
+AHEAD = 8  # positions beyond the context that a chain of drafts may reach
 _STEPS = 1e-3, 1e-1  # range of the initial time steps, as in Mamba2
 
 # Stacked matrices, `name: (count, rows, columns)`. Muon trains these; all of them may become NVFP4.
@@ -184,7 +184,7 @@ class Model:
         self._delta_in, self._delta_out = build(_delta_in), build(_delta_out)
         self._attention_in, self._attention_out = build(_attention_in), build(_attention_out)
         self._join, self._norm = build(_join), build(_norm)
-        angles = torch.arange(G.CONTEXT + _AHEAD, dtype=torch.float64).unsqueeze(1) * _frequencies()
+        angles = torch.arange(G.CONTEXT + AHEAD, dtype=torch.float64).unsqueeze(1) * _frequencies()
         self._cos, self._sin = (x.float().to(device) for x in (angles.cos(), angles.sin()))
 
     def hidden(self, p: Rows, tokens: torch.Tensor, packing: Packing) -> torch.Tensor:

@@ -36,12 +36,12 @@ from tools.nano.batches import IGNORED, Batch, Sampler, Workers, read_texts
 from tools.nano.commands import exit_code
 from tools.nano.documents import Encoder
 from tools.nano.mix import RECURSION, SOURCES, WEIGHTS
-from tools.nano.model import MATRICES, Model, Parameters, from_huggingface, initialize, to_huggingface
+from tools.nano.model import AHEAD, MATRICES, Model, Parameters, from_huggingface, initialize, to_huggingface
 from tools.nano.muon import Optimizer
 from tools.nano.packing import CHUNK, Packing, packing, to_device
-from tools.nano.train import Schedule
+from tools.nano.train import Schedule, check_machine
 
-WEIGHTS_FILE = "mtp.safetensors"
+WEIGHTS_FILE, REPORT = "mtp.safetensors", "evaluation.json"
 _COUNTED = 3  # drafts of a round that the evaluation's acceptance is of
 _LOG_EVERY, _SAVE_EVERY = 50, 20.0  # steps, seconds
 
@@ -96,7 +96,7 @@ class Guesses:
 class Drafter:
     """The text model, which is fixed, with an MTP layer that learns (`own`, FP32 by stack)."""
 
-    def __init__(self, parameters: Parameters, *, rows: int, device: str, compiled: bool = False) -> None:
+    def __init__(self, parameters: Parameters, *, rows: int, device: str) -> None:
         self._parameters = {name: value.detach() for name, value in parameters.items()}
         parts = {name: own_rows(name) for name in parameters}
         self._parts = {name: part for name, part in parts.items() if part is not None}
@@ -108,7 +108,7 @@ class Drafter:
             partial(delta.plain, rows=rows),
             lambda q, k, v, where: attend(q, [k], [v], where, rows),
             device=device,
-            compiled=compiled,
+            compiled=False,
         )
         self._device = device
 
@@ -266,7 +266,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--measure", default=",".join(RECURSION), help="sources of the evaluation")
-    parser.add_argument("--compile", action="store_true", help="compile what lies between the operators")
     options = parser.parse_args(arguments)
     return exit_code(lambda: _run(options))
 
@@ -278,6 +277,12 @@ def _run(options: argparse.Namespace) -> None:
     for name in names:
         if name not in RECURSION:
             raise OptionError(f"--measure knows {', '.join(RECURSION)}, not {name}")
+    if not 1 <= options.depth <= AHEAD:
+        raise OptionError(f"--depth must be 1 to {AHEAD}, not {options.depth}")
+    if (options.out / REPORT).exists():
+        raise OptionError(f"{options.out} holds a training that is done; name another folder with --out")
+    if options.device == "cuda":
+        check_machine(options.corpus, options.tokens, options.workers, options.steps)
     started = time.monotonic()
     workers = Workers(  # forked before this process uses CUDA
         options.corpus, seed=options.seed, leg=3, tokens=options.tokens, count=options.workers,
@@ -287,7 +292,7 @@ def _run(options: argparse.Namespace) -> None:
         torch.manual_seed(options.seed)
         torch.set_float32_matmul_precision("high")
         parameters = read_parameters(options.artifact, options.device)
-        drafter = Drafter(parameters, rows=options.rows, device=options.device, compiled=options.compile)
+        drafter = Drafter(parameters, rows=options.rows, device=options.device)
         trainer = Trainer(drafter, options.depth, options.device)
         schedule = Schedule(options.steps, options.seconds, 0.3, 1.0, warm_up=50, peak=options.peak)
         options.out.mkdir(parents=True, exist_ok=True)
@@ -319,7 +324,7 @@ def _run(options: argparse.Namespace) -> None:
     print(f"{taken} steps, {(options.out / WEIGHTS_FILE).stat().st_size:,} bytes of weights", flush=True)
     facts = {"steps": taken, "tokens": options.tokens, "depth": options.depth, "schedule": asdict(schedule)}
     report = facts | {"before": before, "after": measure("after")}
-    (options.out / "evaluation.json").write_text(json.dumps(report, indent=1) + "\n")
+    (options.out / REPORT).write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
