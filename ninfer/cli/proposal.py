@@ -1,5 +1,6 @@
 """`ninfer-proposal`: a small output head for drafting, over the tokens that a corpus uses most."""
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -62,7 +63,7 @@ def proposal(
         raise OptionError("pass either a corpus (files or folders) or --ranking")
     if ranking is not None and save_counts is not None:
         raise OptionError("--save-counts needs a corpus: --ranking holds the counts already")
-    if out is not None and save_counts is not None and out.resolve() == save_counts.resolve():
+    if out and save_counts and os.path.abspath(out) == os.path.abspath(save_counts):
         raise OptionError("--out and --save-counts name the same file")
     if out is None and rows is not None:
         raise OptionError("--rows needs --out")

@@ -71,8 +71,6 @@ class Attachment:
             raise ConversionError(
                 f"{artifact.path} has a proposal head already; use the artifact that it was made from"
             )
-        if artifact.path.resolve() == out.resolve():
-            raise ConversionError(f"{out} is the artifact itself; a new one is written, choose another --out")
         check_absent(out)
         self.vocab = proposal.vocabulary(text.config)
         self.hidden = proposal.size(text.config, "hidden_size")
