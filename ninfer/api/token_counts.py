@@ -291,7 +291,10 @@ def _record(frontend: Frontend, record: Any) -> Iterator[_Piece]:
     given = record if isinstance(record, dict) else {"text": record, "messages": record}
     messages, text = given.get("messages"), given.get("text")
     if isinstance(messages, list):
-        yield frontend.render(messages, tools=given.get("tools"), add_generation_prompt=False).tokens
+        tools = given.get("tools")
+        if not isinstance(tools, list | None):
+            raise ValueError("'tools' must be an array")
+        yield frontend.render(messages, tools=tools, add_generation_prompt=False).tokens
     elif isinstance(text, str):
         text.encode()  # a lone surrogate is a ValueError
         yield from _cut(text[begin : begin + _READ] for begin in range(0, len(text), _READ))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,17 +83,18 @@ def select(options: ProposalOptions, resources: Mapping[str, bytes], vocab: int)
 def read_counts(path: Path, vocab: int) -> np.ndarray:
     """The first row of a ranking file: int64 `[vocab]`. Raises ConversionError."""
     try:
-        if not path.is_file():
+        facts = path.stat()
+        if not stat.S_ISREG(facts.st_mode):
             raise ConversionError(f"the ranking {path} is no regular file")
-        size = path.stat().st_size
-        if size == 0 or size % (8 * vocab):
+        if facts.st_size == 0 or facts.st_size % (8 * vocab):
             raise ConversionError(
-                f"the ranking {path} has {size} bytes; it must hold rows of {vocab} 8-byte counts, one for "
-                f"each row of the model's vocabulary"
+                f"the ranking {path} has {facts.st_size} bytes; it must hold rows of {vocab} 8-byte "
+                f"counts, one for each row of the model's vocabulary"
             )
         counts = np.fromfile(path, "<i8", vocab).astype(np.int64)
-    except OSError as error:
-        raise ConversionError(f"the ranking {path} cannot be read: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConversionError(f"the ranking {path} cannot be read: {reason}") from None
     if int(counts.min()) < 0:
         raise ConversionError(f"the ranking {path} has a negative count for token {int(counts.argmin())}")
     if not counts.any():
