@@ -115,11 +115,11 @@ def _run(
         vocab = vocabulary(artifact.components["text"].config)
         if ranking is not None:
             totals = read_counts(ranking, vocab)
-            origin: dict[str, Any] = {"ranking": str(ranking)}
+            origin: dict[str, Any] = {"ranking": _named(ranking)}
         else:
             counts = token_counts.count_tokens(load_frontend(artifact), corpus, vocab, progress)
             totals, lines = counts.totals, _counted(counts)
-            origin = {"corpus": [str(path) for path in corpus]}
+            origin = {"corpus": [_named(path) for path in corpus]}
         if save_counts is not None:
             token_counts.save_counts(save_counts, totals)
             lines.append(f"{save_counts}: the counts of {vocab} vocabulary rows")
@@ -129,6 +129,11 @@ def _run(
             size = attachment.write(ids, origin, workers=workers, progress=progress)
             lines += _written(out, size, ids, totals, attachment)
     return lines
+
+
+def _named(path: Path) -> str:
+    """A path as JSON can hold it, whatever bytes it is made of."""
+    return str(path).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _counted(counts: "Counts") -> list[str]:

@@ -208,13 +208,13 @@ class Attachment:
                     while pending:
                         finished, pending = wait(pending, timeout=0.5, return_when=FIRST_EXCEPTION)
                         done += sum(future.result() for future in finished)
+                        self._artifact.forget()
                         if progress is not None:
                             progress("encoding the proposal head", done, self.vocab)
             except FormatError as error:
                 raise ConversionError(f"no proposal head can be cut from '{_HEAD}': {error}") from None
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
-        self._artifact.forget()
         return data
 
 

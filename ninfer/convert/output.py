@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from pathlib import Path
 
@@ -12,13 +13,22 @@ _JSON_ALLOWANCE = 64 << 20
 
 
 def check_absent(path: Path, option: str = "--out") -> None:
-    """ConversionError unless nothing is called `path` and its folder can be written to."""
+    """ConversionError unless nothing is called `path` and a file of that name can be made: one is, for a
+    moment, under a temporary name."""
     if os.path.lexists(path):
         raise ConversionError(f"{path} exists already; choose another {option} or remove it")
     if not path.parent.is_dir():
         raise ConversionError(f"the folder {path.parent} does not exist; create it first")
-    if not os.access(path.parent, os.W_OK):
-        raise ConversionError(f"the folder {path.parent} cannot be written to; choose another {option}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        try:
+            temporary.touch(exist_ok=False)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConversionError(
+            f"{path} cannot be written: {error.strerror or error}; choose another {option}"
+        ) from None
 
 
 def check_space(out: Path, payload: int) -> None:

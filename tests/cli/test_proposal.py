@@ -139,6 +139,16 @@ def test_a_head_is_made_once(corpus: Path, tmp_path: Path, capsys: pytest.Captur
     assert list(tmp_path.iterdir()) == [first]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes on Linux only")
+def test_a_name_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus, out = (Path(os.fsdecode(bytes(tmp_path) + b"/" + name)) for name in (b"b\xff.txt", b"o\xff"))
+    corpus.write_text("words")
+    assert main([str(NANO), str(corpus), "--out", str(out), "--rows", "60"]) == 0
+    assert "o\\udcff: 25.0 MB" in capsys.readouterr().err
+    with Artifact.open(out) as artifact:
+        assert artifact.provenance["proposal"]["corpus"] == [f"{tmp_path}/b\\udcff.txt"]
+
+
 # A shell starts background commands with SIGINT ignored, which children inherit: the tests may run in one.
 SLOW = """
 import signal, sys, time

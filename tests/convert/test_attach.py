@@ -264,13 +264,11 @@ def test_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
             ("mine", "exists already"),
             ("loop.ninfer", "exists already"),
             ("none/out", "does not exist; create it first"),
+            ("x" * 250, "cannot be written: File name too long; choose another --out"),
+            ("/proc/out", "cannot be written: |does not exist"),
         ]:
             with pytest.raises(ConversionError, match=message):
                 Attachment(artifact, 5, tmp_path / out)
-        with monkeypatch.context() as patched:
-            patched.setattr("os.access", lambda *_: False)
-            with pytest.raises(ConversionError, match="cannot be written to; choose another --out"):
-                Attachment(artifact, 5, tmp_path / "out")
 
         class Usage(NamedTuple):
             total: int
