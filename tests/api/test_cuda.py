@@ -86,7 +86,7 @@ def test_drafts_by_a_proposal_head_change_no_answer(tmp_path: Path) -> None:
         *_, done = engine.chat([{"role": "user", "content": prompts[1]}], GREEDY)
     assert isinstance(done, Done)
     # Drafts of wrong rows, or of rows that aren't mapped to their tokens, would hardly ever stand.
-    assert done.statistics.accepted_tokens > 0.3 * done.statistics.drafted_tokens
+    assert done.statistics.accepted_tokens > 0.15 * done.statistics.drafted_tokens
 
 
 def test_what_is_described() -> None:
