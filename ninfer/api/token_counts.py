@@ -26,12 +26,12 @@ from ninfer.frontend import Frontend
 Progress = Callable[[str, int, int], None]
 """Called with a stage, bytes read so far and bytes in all."""
 
-PIECE = 1 << 18
+PIECE = 1 << 16
 """Characters of a text that are encoded as one."""
 LONGEST_LINE = 64 << 20
 """Bytes that a line of a .jsonl file may have."""
 _READ = 1 << 18
-_BATCH = 4 << 20
+_BATCH = 2 << 20
 # Where a text may be cut without changing a token: byte-level pre-tokenizers never join what stands on either
 # side of a line break (or more) that something visible follows, or of one space behind something visible.
 _CUT = re.compile(r"(?<=\n)(?=\S)|(?<=\S)(?= )")

@@ -67,6 +67,12 @@ def proposal(
         raise OptionError("--out and --save-counts name the same file")
     if out is None and rows is not None:
         raise OptionError("--rows needs --out")
+    if str(model).startswith("synthetic:"):
+        raise OptionError(
+            f"{model} has no file; synthetic models have a proposal head under PROFILE+mtp+proposal"
+        )
+    if model.is_dir():
+        raise OptionError(f"{model} is a folder; make an artifact of it first (ninfer-convert)")
 
     signal.signal(signal.SIGTERM, _interrupted)
     try:
@@ -137,11 +143,13 @@ def _named(path: Path) -> str:
 
 
 def _counted(counts: "Counts") -> list[str]:
-    lines = [f"{counts.tokens} tokens in {counts.files} files ({counts.bytes / 1e6:.1f} MB)"]
+    files = "1 file" if counts.files == 1 else f"{counts.files} files"
+    lines = [f"{counts.tokens} tokens in {files} ({counts.bytes / 1e6:.1f} MB)"]
     if counts.skipped:
         shown = "; ".join(f"{one.path}: {one.reason}" for one in counts.skipped[:_SHOWN])
         more = ", ..." if len(counts.skipped) > _SHOWN else ""
-        lines.append(f"note: {len(counts.skipped)} files were left out ({shown}{more})")
+        left = "1 file was" if len(counts.skipped) == 1 else f"{len(counts.skipped)} files were"
+        lines.append(f"note: {left} left out ({shown}{more})")
     return lines
 
 

@@ -47,7 +47,7 @@ def test_from_a_corpus_and_from_its_counts(
     assert printed.out == ""
     assert "counting tokens ..." in printed.err
     assert " tokens in 2 files (0.0 MB)" in printed.err
-    assert f"note: 1 files were left out ({corpus / 'c.bin'}: byte 0 is NUL; it is no text)" in printed.err
+    assert f"note: 1 file was left out ({corpus / 'c.bin'}: byte 0 is NUL; it is no text)" in printed.err
     assert f"{counts}: the counts of {ROWS} vocabulary rows" in printed.err
 
     totals = np.fromfile(counts, "<i8")
@@ -115,7 +115,7 @@ def test_faults(
     ("name", "message"),
     [
         ("none.ninfer", "does not exist"),
-        (".", "is not a regular file"),
+        (".", "is a folder; make an artifact of it first"),
         ("text", "is no .ninfer artifact"),
         ("x.gguf", "is a GGUF file"),
     ],
@@ -126,6 +126,8 @@ def test_models_that_are_no_artifact(
     (tmp_path / "text").write_text("no artifact, but long enough for a header of 32 bytes")
     (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(100))
     before = sorted(tmp_path.iterdir())
+    assert main(["synthetic:tiny/quasar+mtp", str(corpus), "--out", str(tmp_path / "out")]) == 1
+    assert "has no file; synthetic models have" in capsys.readouterr().err
     assert main([str(tmp_path / name), str(corpus), "--out", str(tmp_path / "out")]) == 1
     assert message in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == before
