@@ -129,8 +129,17 @@ class Predictor(Protocol):
     token_ids: torch.Tensor | None
     """int32 `[rows]`: the tokens that `logits` scores; None: all public ones."""
 
-    def forward(self, batch: Batch, hidden: torch.Tensor, pages: KvPages) -> torch.Tensor:
-        """`[T, hidden_size]` whose `logits` score x[p + 2]; appends keys and values."""
+    def forward(
+        self,
+        batch: Batch,
+        hidden: torch.Tensor,
+        pages: KvPages,
+        last: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """`[T, hidden_size]` whose `logits` score x[p + 2]; appends keys and values.
+
+        With `last` = (number, position) int32 `[rows]` each, only that of one column of each row is wanted,
+        `[rows, hidden_size]`: of column number - 1, which stands at the position."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ from ninfer.ops.sampling import (
     token_logprobs,
     uniform,
 )
-from ninfer.ops.speculation import accept, count_drafts, keep_last, next_draft, norm_pair
+from ninfer.ops.speculation import accept, count_drafts, keep_last, last_columns, next_draft, norm_pair
 from ninfer.ops.weights import (
     ActivationPolicy,
     Encoded,
@@ -83,6 +83,7 @@ __all__ = [
     "gdn_gating",
     "gdn_mix",
     "keep_last",
+    "last_columns",
     "linear",
     "linear_swiglu",
     "logits",

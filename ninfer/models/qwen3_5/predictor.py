@@ -39,9 +39,15 @@ class MtpPredictor:
         self._mixer = parameters.layer.mixer
         self._embedding, self._device, self._dtype = embedding, device, dtype
 
-    def forward(self, batch: Batch, hidden: torch.Tensor, pages: ops.KvPages) -> torch.Tensor:
+    def forward(
+        self,
+        batch: Batch,
+        hidden: torch.Tensor,
+        pages: ops.KvPages,
+        last: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
         p, eps = self.parameters, self.config.rms_norm_eps
-        x = attention(p.layer, self._mixer, self._stem(batch, hidden), batch, pages, eps)
+        x = attention(p.layer, self._mixer, self._stem(batch, hidden), batch, pages, eps, last)
         return ops.rms_norm(feed_forward(p.layer, x, eps), p.final_norm, eps, unit_offset=True)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from ninfer.ops.cuda.linear import (
 from ninfer.ops.cuda.norms import gated_rms_norm, rms_norm
 from ninfer.ops.cuda.prepare import qk_prepare
 from ninfer.ops.cuda.recording import Pool, record
-from ninfer.ops.cuda.speculation import accept, count_drafts, keep_last, next_draft, norm_pair
+from ninfer.ops.cuda.speculation import accept, count_drafts, keep_last, last_columns, next_draft, norm_pair
 
 __all__ = [
     "Pool",
@@ -39,6 +39,7 @@ __all__ = [
     "gdn_gating",
     "gdn_mix",
     "keep_last",
+    "last_columns",
     "linear",
     "linear_swiglu",
     "logits",
