@@ -154,8 +154,8 @@ class Predictor(Protocol):
         """As `Model.workspace_bytes`, of `fill`."""
         ...
 
-    def round_bytes(self, columns: int, context: int) -> int:
-        """As `Model.round_bytes`, of `forward`."""
+    def round_bytes(self, columns: int, context: int, wanted: int) -> int:
+        """As `Model.round_bytes`, of `forward` for so many columns, of which some are wanted."""
         ...
 
 

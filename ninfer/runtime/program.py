@@ -84,8 +84,8 @@ def _round_bytes(model: Model, rows: int, width: int, context: int) -> int:
     count, scores = rows * width, 4 * model.public_tokens
     kept = model.round_bytes(count, context) + scores * count
     if model.predictor is not None:
-        kept += model.predictor.round_bytes(count, context)
-        kept += (width - 1) * (model.predictor.round_bytes(rows, context) + scores * rows)
+        kept += model.predictor.round_bytes(count, context, rows)
+        kept += (width - 1) * (model.predictor.round_bytes(rows, context, rows) + scores * rows)
     return kept
 
 

@@ -91,7 +91,7 @@ class ToyPredictor:
     def workspace_bytes(self, columns: int, context: int) -> int:
         return 4 * PUBLIC * columns
 
-    def round_bytes(self, columns: int, context: int) -> int:
+    def round_bytes(self, columns: int, context: int, wanted: int) -> int:
         return 4 * PUBLIC * columns
 
 

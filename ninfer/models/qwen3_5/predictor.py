@@ -73,19 +73,19 @@ class MtpPredictor:
         ]
         return 2 * columns * hidden * size + max(stages)
 
-    def round_bytes(self, columns: int, context: int) -> int:
+    def round_bytes(self, columns: int, context: int, wanted: int) -> int:
         c, size, w = self._mixer.config, self._dtype.itemsize, ops.workspace(self._device)
         hidden, inner = self.config.hidden_size, self.config.intermediate_size
         heads, queries = 2 * (c.heads + c.kv_heads) * c.head_dim, c.heads * c.head_dim
         return (
-            8 * columns * hidden * size
+            (5 * columns + 4 * wanted) * hidden * size
             + w.recorded_linear(columns, 2 * hidden, hidden, size)
             + w.recorded_linear(columns, hidden, heads, size)
-            + w.recorded_linear(columns, queries, hidden, size)
-            + w.recorded_linear(columns, hidden, inner, size)
-            + w.recorded_linear(columns, inner, hidden, size)
-            + columns * queries * size
-            + w.recorded_attention(columns, context, c.heads, c.head_dim, size)
+            + w.recorded_linear(wanted, queries, hidden, size)
+            + w.recorded_linear(wanted, hidden, inner, size)
+            + w.recorded_linear(wanted, inner, hidden, size)
+            + (columns + 2 * wanted) * queries * size
+            + w.recorded_attention(wanted, context, c.heads, c.head_dim, size)
         )
 
     def _stem(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,8 @@
 Roofline: a launch each, about 2 us. What is read are a few integers and vectors; of a proposal head 4 bytes a
 score, which the head has just written.
 
-Most of them have a product or a reader of positions not far behind and don't let it in (see `dependent`).
+`last_columns` and `norm_pair` don't let in what follows them (see `dependent`): that is attention, which reads
+keys from before the column, and a product.
 """
 
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
@@ -57,6 +58,7 @@ def _accept_kernel(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """A request, and for programs behind its first one a part of its last hidden state."""
+    allow_next(EARLY)
     wait_for_previous(EARLY)
     row, part = tl.program_id(0), tl.program_id(1)
     column, begin = tl.arange(0, COLUMNS), row * width
@@ -156,6 +158,7 @@ def _draft_kernel(
     TILES: tl.constexpr, MAPPED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """What one row drafts, and where that is fed."""
+    allow_next(EARLY)
     wait_for_previous(EARLY)
     row, tile = tl.program_id(0), tl.arange(0, TILES)
     place, limit = tl.load(positions + row), tl.load(limits + row)
