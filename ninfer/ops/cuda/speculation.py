@@ -3,8 +3,8 @@
 Roofline: a launch each, about 2 us. What is read are a few integers and vectors; of a proposal head 4 bytes a
 score, which the head has just written.
 
-`last_columns` and `norm_pair` don't let in what follows them (see `dependent`): that is attention, which reads
-keys from before the column, and a product.
+`last_columns` and `norm_pair` don't let in what follows them (see `dependent`): that is attention, which
+reads keys from before the column, and a product.
 """
 
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
