@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ninfer.ops import Purpose
+from ninfer.ops import PAGE, Purpose
 from ninfer.runtime.records import Shape, Unit, ingress
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class UnitWriter:
     """Owns the ingress record and fills it for one unit after the other.
 
     `lane` numbers of tickets choose the rows of penalty counts. What a round repeats from the round before
-    (same rows, no new page) is left as it stands.
+    (how the same rows draw, and their pages) is left as it stands.
     """
 
     def __init__(self, shape: Shape, record: np.ndarray | None = None) -> None:
@@ -38,9 +38,12 @@ class UnitWriter:
         self._fields = {name: only[name] for name in only.dtype.names or ()}
         # Single numbers through NumPy cost a multiple of that.
         self._tokens, self._positions = only["tokens"].data, only["positions"].data
-        self._places = only["draw_position"].data
+        self._places, self._purposes = only["draw_position"].data, only["purpose"].data
         self._sources, self._targets = only["source_slots"].data, only["target_slots"].data
+        self._limits = only["limits"].data if shape.drafts else None
         self._round: tuple[object, ...] = ()
+        self._mapped: list[int] = []
+        """Of each row of the round before: how many entries of its page table are still right."""
 
     def masks(self, row: int, drafts: int) -> np.ndarray:
         """Where the masks of a row of the next unit are to be written: int32 `[1 + drafts, words]`."""
@@ -100,9 +103,9 @@ class UnitWriter:
 
         `masked`: the rows of constrained requests, and how many of their columns have masks.
         """
-        f = self._fields
+        f, tokens, positions, purposes = self._fields, self._tokens, self._positions, self._purposes
         width = self.width(drafts)
-        same = (width, *((id(t), len(self._sequence(t).pages)) for t in tickets))
+        same = (width, *map(id, tickets))
         if same != self._round:
             self._header(Unit.ROUND, len(tickets), width)
             for row, (lane, ticket) in enumerate(zip(lanes, tickets, strict=True)):
@@ -110,28 +113,34 @@ class UnitWriter:
                     self._draw(column, ticket.request)
                     f["count_rows"][column] = -1
                 self._counts(row, lane, ticket.request, width)
-                f["purpose"][row * width] = Purpose.DECODE
-                self._table(row, self._sequence(ticket))
-            self._round = same
+                purposes[row * width] = Purpose.DECODE
+            self._round, self._mapped = same, [0] * len(tickets)
         for row, (ticket, draft) in enumerate(zip(tickets, drafts, strict=True)):
             sequence = self._sequence(ticket)
-            begin, frontier = row * width, sequence.frontier
+            begin, frontier, pages = row * width, sequence.frontier, sequence.pages
+            mapped = self._mapped[row]
+            if mapped < len(pages):
+                f["page_table"][row, mapped : len(pages)] = pages[mapped:]
+                # Those behind what is committed may be given back.
+                self._mapped[row] = -(-frontier // PAGE)
             if sequence.recurrent:
                 self._sources[row], self._targets[row] = sequence.source, sequence.target
-            self._tokens[begin] = sequence.ledger[frontier]
-            self._positions[begin] = self._places[begin] = frontier
+            tokens[begin] = sequence.ledger[frontier]
+            positions[begin] = self._places[begin] = frontier
             if width == 1:
                 continue
-            if self._shape.drafts:
-                f["limits"][row] = self.limit(ticket, frontier + 1 + len(draft))
+            if self._limits is not None:
+                self._limits[row] = self.limit(ticket, frontier + 1 + len(draft))
             for column, token in enumerate(draft, 1):
-                f["tokens"][begin + column] = token
-                f["positions"][begin + column] = f["draw_position"][begin + column] = frontier + column
-                f["purpose"][begin + column] = Purpose.DECODE
-            for column in range(begin + 1 + len(draft), begin + width):
-                f["tokens"][column], f["positions"][column], f["purpose"][column] = 0, -1, -1
-        if width > 1:
-            self._round = ()  # pages of drafts that aren't accepted are given back
+                at, place = begin + column, frontier + column
+                tokens[at], positions[at], self._places[at], purposes[at] = (
+                    token,
+                    place,
+                    place,
+                    Purpose.DECODE,
+                )
+            for at in range(begin + 1 + len(draft), begin + width):
+                tokens[at], positions[at], purposes[at] = 0, -1, -1
         for row, columns in masked:
             begin, mask = row * width, row * self._shape.width
             for column in range(width):
@@ -145,7 +154,7 @@ class UnitWriter:
     def fold(self, counts: Items[int]) -> np.ndarray:
         """After a round of several columns: commit only the first `counts[row]` of them (0: leave the
         row)."""
-        self._record["unit"] = Unit.FOLD
+        self._record["unit"], self._round = Unit.FOLD, ()
         self._fields["counts"][: len(counts)] = counts
         return self._record
 
