@@ -13,8 +13,10 @@ from collections.abc import Callable
 
 import torch
 
+from bench.ops.operators import Suite
 from bench.ops.sampling import microseconds
 from ninfer import ops
+from ninfer.ops import Role
 
 _VOCABULARY = 248_077
 _CALLS = 64
@@ -36,6 +38,7 @@ class Case:
         self.gains = self._numbers(2, hidden)
         self.scores = torch.randn(rows, size, device=self.device)
         self.token_ids = self._ints(range(size))
+        self.table = Suite(self.device).matrix("fp8_e4m3fn_row_bf16", 4096, hidden, Role.TABLE)
         self.limits, self.drafts = self._ints([1 << 20] * rows), self._ints([[0] * drafts] * rows)
 
     def _ints(self, values: object) -> torch.Tensor:
@@ -59,7 +62,8 @@ class Case:
         return ops.last_columns((self.hidden, q, gate), self.produced)
 
     def norms(self) -> object:
-        return ops.norm_pair(self.states, self.states, self.gains[0], self.gains[1], 1e-6)
+        tokens, hidden = self.tokens[: self.rows], self.states
+        return ops.embedding_pair(tokens, self.table, hidden, self.gains[0], self.gains[1], 1e-6)
 
     def draft(self) -> object:
         return ops.next_draft(
@@ -71,7 +75,7 @@ class Case:
             ("count_drafts", self.count),
             ("accept", self.accept),
             ("last_columns", self.columns),
-            ("norm_pair", self.norms),
+            ("embedding_pair", self.norms),
             ("next_draft", self.draft),
         ]
 

@@ -15,7 +15,15 @@ from ninfer.ops.delta import (
     gdn_gating,
 )
 from ninfer.ops.embedding import embedding
-from ninfer.ops.fused import GdnMixer, fold_gdn, gdn_mix, norm_linear, norm_linear_swiglu
+from ninfer.ops.fused import (
+    GdnMixer,
+    embedding_pair,
+    fold_gdn,
+    gdn_mix,
+    norm_linear,
+    norm_linear_swiglu,
+    norm_logits,
+)
 from ninfer.ops.gate import sigmoid_mul
 from ninfer.ops.linear import linear, linear_swiglu, logits
 from ninfer.ops.norms import gated_rms_norm, rms_norm
@@ -74,6 +82,7 @@ __all__ = [
     "count_tokens",
     "draw",
     "embedding",
+    "embedding_pair",
     "fold_conv",
     "fold_delta_net",
     "fold_gdn",
@@ -91,6 +100,7 @@ __all__ = [
     "next_draft",
     "norm_linear",
     "norm_linear_swiglu",
+    "norm_logits",
     "norm_pair",
     "paged_attention",
     "place",

@@ -61,12 +61,12 @@ class Predict:
     def _draft(self, guesses: torch.Tensor, positions: torch.Tensor, rows: int) -> None:
         limits, steps = self._fields["limits"][:rows], self._drafts.shape[1]
         for step in range(steps):
-            scores = self._predictor.logits(guesses)
+            scores, hidden = self._predictor.score(guesses)
             tokens, positions = ops.next_draft(
                 scores, positions, limits, self._drafts, step, self._predictor.token_ids
             )
             if step + 1 < steps:
-                guesses = self._predictor.forward(self._batch(tokens, positions, rows), guesses, self._pages)
+                guesses = self._predictor.forward(self._batch(tokens, positions, rows), hidden, self._pages)
 
     def _batch(self, tokens: torch.Tensor, positions: torch.Tensor, rows: int) -> Batch:
         f = self._fields

@@ -105,12 +105,13 @@ def formula(model: Model, ledger: list[int], count: int) -> list[list[float]]:
 
     with torch.inference_mode():
         hidden = model.forward(batch(ledger[:-1], 0), memory)
-        m = model.predictor.forward(batch(ledger[1:], 0), hidden, memory.kv[-1])[-1:]
+        x = model.predictor.forward(batch(ledger[1:], 0), hidden, memory.kv[-1])[-1:]
         found = []
         for step in range(count):
-            scores = model.logits(m)
+            scores, m = model.predictor.score(x)
+            assert torch.equal(scores, model.logits(m))
             found.append(scores[0].tolist())
-            m = model.predictor.forward(batch([int(scores.argmax())], total - 1 + step), m, memory.kv[-1])
+            x = model.predictor.forward(batch([int(scores.argmax())], total - 1 + step), m, memory.kv[-1])
     return found
 
 

@@ -72,8 +72,8 @@ class ToyPredictor:
             out[column, (expected_token(ledger, self._recurrent) + wrong) % PUBLIC] = 5.0
         return out if last is None else out.view(batch.rows, width, -1)[range(batch.rows), last[0] - 1]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden.float()
+    def score(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.float(), x
 
     def fill(self, batch: Batch, hidden: torch.Tensor, pages: KvPages) -> None:
         width = len(batch.tokens) // batch.rows

@@ -48,10 +48,11 @@ class MtpPredictor:
     ) -> torch.Tensor:
         p, eps = self.parameters, self.config.rms_norm_eps
         x = attention(p.layer, self._mixer, self._stem(batch, hidden), batch, pages, eps, last)
-        return ops.rms_norm(feed_forward(p.layer, x, eps), p.final_norm, eps, unit_offset=True)
+        return feed_forward(p.layer, x, eps)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return ops.logits(hidden, self._proposal.head, self._proposal.rows)
+    def score(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        norm, eps = self.parameters.final_norm, self.config.rms_norm_eps
+        return ops.norm_logits(x, norm, eps, True, self._proposal.head, self._proposal.rows)
 
     def fill(self, batch: Batch, hidden: torch.Tensor, pages: ops.KvPages) -> None:
         append(
@@ -90,6 +91,7 @@ class MtpPredictor:
 
     def _stem(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
         p = self.parameters
-        embedded = ops.embedding(batch.tokens, self._embedding, self._dtype)
-        both = ops.norm_pair(embedded, hidden, p.embedding_norm, p.hidden_norm, self.config.rms_norm_eps)
+        both = ops.embedding_pair(
+            batch.tokens, self._embedding, hidden, p.embedding_norm, p.hidden_norm, self.config.rms_norm_eps
+        )
         return ops.linear(both, p.input_projection)
