@@ -27,9 +27,9 @@ from ninfer.ops.cuda.specimens import Specimen
 
 __all__ = ["accept", "count_drafts", "keep_last", "last_columns", "next_draft", "norm_pair"]
 
-_PART = 1024
+_PART = 512
 """Elements of a row that a program copies."""
-_TILE = 2048
+_TILE = 1024
 """Scores of a program."""
 _WARPS = 4
 _SIZES = [
