@@ -118,6 +118,8 @@ def check_stem(table: Matrix, ids: torch.Tensor, device: torch.device) -> None:
     ids, columns = ids.to(device), table.columns
     hidden = torch.randn(len(ids), columns).bfloat16().to(device) * 3
     gains = [torch.randn(columns).to(kind).to(device) for kind in (torch.bfloat16, torch.float32)]
+    if device.type == "cuda":
+        torch.cuda.synchronize()  # kernels read gains ahead of others, as those of a loaded model
     out = embedding_pair(ids, table, hidden, *gains, 1e-6)
     for half, x, gain in zip(out.split(columns, 1), (embedding(ids, table), hidden), gains, strict=True):
         ELEMENTWISE.check(half, reference_norm(x, gain.double() + 1, 1e-6))
@@ -133,6 +135,7 @@ def test_scores_behind_a_norm(format: str, device: torch.device) -> None:
     head, values = random_matrix(format, 3000, 1024, seed=5)
     place(head, device, Role.LINEAR)
     gain = torch.rand(1024).bfloat16().to(device)
+    torch.cuda.synchronize()
     for count in (1, 3, 8):
         x = torch.randn(count, 1024).bfloat16().to(device)
         scores, h = norm_logits(x, gain, 1e-6, True, head, 2990)
