@@ -103,10 +103,11 @@ def embedding_pair(
         )
     if not gain.numel() == hidden_gain.numel() == width:
         raise OptionError(f"norms of {gain.numel()} and {hidden_gain.numel()} weights do not fit {width}")
-    one = isinstance(plan, Table) and len(plan.packed.segments) == 1 and plan.lookups[0] is None
-    if not one or plan.packed.segments[0].packing.kernel == "Dense" or width % 4 or width > _WIDEST:
+    segment = factors = None
+    if isinstance(plan, Table) and len(plan.packed.segments) == 1 and plan.lookups[0] is None:
+        [segment], [factors] = plan.packed.segments, plan.factors
+    if segment is None or segment.packing.kernel == "Dense" or width % 4 or width > _WIDEST:
         return norm_pair(embedding(ids, table), hidden, gain, hidden_gain, eps)
-    [segment], [factors] = plan.packed.segments, plan.factors
     packing, block = segment.packing, triton.next_power_of_2(width // 4)
     out = torch.empty((rows, 2 * width), dtype=hidden.dtype, device=hidden.device)
     start(

@@ -117,7 +117,7 @@ def check_stem(table: Matrix, ids: torch.Tensor, device: torch.device) -> None:
     place(table, device, Role.TABLE)
     ids, columns = ids.to(device), table.columns
     hidden = torch.randn(len(ids), columns).bfloat16().to(device) * 3
-    gains = [torch.randn(columns).to(kind).to(device) for kind in (torch.bfloat16, torch.float32)]
+    gains = torch.randn(columns).bfloat16().to(device), torch.randn(columns).to(device)
     if device.type == "cuda":
         torch.cuda.synchronize()  # kernels read gains ahead of others, as those of a loaded model
     out = embedding_pair(ids, table, hidden, *gains, 1e-6)
