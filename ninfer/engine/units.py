@@ -26,8 +26,8 @@ def penalized(sampling: SamplingParams) -> bool:
 class UnitWriter:
     """Owns the ingress record and fills it for one unit after the other.
 
-    `lane` numbers of tickets choose the rows of penalty counts. What a round repeats from the round before
-    (how the same rows draw, and their pages) is left as it stands.
+    `lane` numbers of tickets choose the rows of penalty counts. What a round repeats from the round before is
+    left as it stands.
     """
 
     def __init__(self, shape: Shape, record: np.ndarray | None = None) -> None:
@@ -40,10 +40,11 @@ class UnitWriter:
         self._tokens, self._positions = only["tokens"].data, only["positions"].data
         self._places, self._purposes = only["draw_position"].data, only["purpose"].data
         self._sources, self._targets = only["source_slots"].data, only["target_slots"].data
-        self._limits = only["limits"].data if shape.drafts else None
-        self._round: tuple[object, ...] = ()
+        self._round: tuple[int, ...] = ()
+        """What the record's round is: its width, and whose rows it has."""
         self._mapped: list[int] = []
-        """Of each row of the round before: how many entries of its page table are still right."""
+        """Of these rows: how many entries of the page table are still right."""
+        self._masked: Items[tuple[int, int]] = ()
 
     def masks(self, row: int, drafts: int) -> np.ndarray:
         """Where the masks of a row of the next unit are to be written: int32 `[1 + drafts, words]`."""
@@ -103,7 +104,7 @@ class UnitWriter:
 
         `masked`: the rows of constrained requests, and how many of their columns have masks.
         """
-        f, tokens, positions, purposes = self._fields, self._tokens, self._positions, self._purposes
+        f = self._fields
         width = self.width(drafts)
         same = (width, *map(id, tickets))
         if same != self._round:
@@ -113,38 +114,39 @@ class UnitWriter:
                     self._draw(column, ticket.request)
                     f["count_rows"][column] = -1
                 self._counts(row, lane, ticket.request, width)
-                purposes[row * width] = Purpose.DECODE
-            self._round, self._mapped = same, [0] * len(tickets)
+                f["purpose"][row * width] = Purpose.DECODE
+            self._round, self._mapped, self._masked = same, [0] * len(tickets), ()
+        self._record["unit"] = Unit.ROUND  # a fold of the round before may stand there
         for row, (ticket, draft) in enumerate(zip(tickets, drafts, strict=True)):
             sequence = self._sequence(ticket)
             begin, frontier, pages = row * width, sequence.frontier, sequence.pages
+            if sequence.recurrent:
+                self._sources[row], self._targets[row] = sequence.source, sequence.target
             mapped = self._mapped[row]
             if mapped < len(pages):
                 f["page_table"][row, mapped : len(pages)] = pages[mapped:]
                 # Those behind what is committed may be given back.
                 self._mapped[row] = -(-frontier // PAGE)
-            if sequence.recurrent:
-                self._sources[row], self._targets[row] = sequence.source, sequence.target
-            tokens[begin] = sequence.ledger[frontier]
-            positions[begin] = self._places[begin] = frontier
+            self._tokens[begin] = sequence.ledger[frontier]
+            self._positions[begin] = self._places[begin] = frontier
             if width == 1:
                 continue
-            if self._limits is not None:
-                self._limits[row] = self.limit(ticket, frontier + 1 + len(draft))
-            for column, token in enumerate(draft, 1):
-                at, place = begin + column, frontier + column
-                tokens[at], positions[at], self._places[at], purposes[at] = (
-                    token,
-                    place,
-                    place,
-                    Purpose.DECODE,
-                )
-            for at in range(begin + 1 + len(draft), begin + width):
-                tokens[at], positions[at], purposes[at] = 0, -1, -1
-        for row, columns in masked:
-            begin, mask = row * width, row * self._shape.width
-            for column in range(width):
-                f["mask_row"][begin + column] = mask + column if column < columns else -1
+            if self._shape.drafts:
+                f["limits"][row] = self.limit(ticket, frontier + 1 + len(draft))
+            for place, token in enumerate(draft, 1):
+                column = begin + place
+                self._tokens[column] = token
+                self._positions[column] = self._places[column] = frontier + place
+                self._purposes[column] = Purpose.DECODE
+            for column in range(begin + 1 + len(draft), begin + width):
+                self._tokens[column], self._positions[column], self._purposes[column] = 0, -1, -1
+        if masked or self._masked:
+            for row, _ in self._masked:
+                f["mask_row"][row * width : (row + 1) * width] = -1
+            for row, columns in masked:
+                mask = row * self._shape.width
+                f["mask_row"][row * width : row * width + columns] = np.arange(mask, mask + columns)
+            self._masked = masked
         return self._record
 
     def width(self, drafts: Items[Items[int]]) -> int:
@@ -154,7 +156,7 @@ class UnitWriter:
     def fold(self, counts: Items[int]) -> np.ndarray:
         """After a round of several columns: commit only the first `counts[row]` of them (0: leave the
         row)."""
-        self._record["unit"], self._round = Unit.FOLD, ()
+        self._record["unit"] = Unit.FOLD
         self._fields["counts"][: len(counts)] = counts
         return self._record
 
