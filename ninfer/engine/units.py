@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ninfer.ops import PAGE, Purpose
+from ninfer.ops import Purpose
 from ninfer.runtime.records import Shape, Unit, ingress
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ class UnitWriter:
         self._sources, self._targets = only["source_slots"].data, only["target_slots"].data
         self._round: tuple[int, ...] = ()
         """What the record's round is: its width, and whose rows it has."""
-        self._mapped: list[int] = []
-        """Of these rows: how many entries of the page table are still right."""
+        self._pages: list[list[int]] = []
+        """Of these rows."""
         self._masked: Items[tuple[int, int]] = ()
 
     def masks(self, row: int, drafts: int) -> np.ndarray:
@@ -115,18 +115,16 @@ class UnitWriter:
                     f["count_rows"][column] = -1
                 self._counts(row, lane, ticket.request, width)
                 f["purpose"][row * width] = Purpose.DECODE
-            self._round, self._mapped, self._masked = same, [0] * len(tickets), ()
+            self._round, self._pages, self._masked = same, [[] for _ in tickets], ()
         self._record["unit"] = Unit.ROUND  # a fold of the round before may stand there
         for row, (ticket, draft) in enumerate(zip(tickets, drafts, strict=True)):
             sequence = self._sequence(ticket)
-            begin, frontier, pages = row * width, sequence.frontier, sequence.pages
+            begin, frontier = row * width, sequence.frontier
             if sequence.recurrent:
                 self._sources[row], self._targets[row] = sequence.source, sequence.target
-            mapped = self._mapped[row]
-            if mapped < len(pages):
-                f["page_table"][row, mapped : len(pages)] = pages[mapped:]
-                # Those behind what is committed may be given back.
-                self._mapped[row] = -(-frontier // PAGE)
+            if sequence.pages != self._pages[row]:
+                self._pages[row] = list(sequence.pages)
+                self._table(row, sequence)
             self._tokens[begin] = sequence.ledger[frontier]
             self._positions[begin] = self._places[begin] = frontier
             if width == 1:
