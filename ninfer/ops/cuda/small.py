@@ -4,7 +4,7 @@ The kernel is `csrc/small.cuh`; here is how a matrix is divided among the multip
 its shape and format only, and the launch. Everything may be captured in a graph, once each kernel has run.
 
 16 tokens on an H200 (2026-11-30, us for NVFP4 / FP8 rows): SwiGLU [34816, 5120] with a norm 39.1 / 48.6,
-[16384, 5120] with a norm 24.0 / 27.6, [5120, 6144] 11.0 / 12.8, [5120, 17408] 23.0 / 30.7; 32 take twice that.
+[16384, 5120] with a norm 24.0 / 27.6, [5120, 6144] 11.0 / 12.8, [5120, 17408] 23.0 / 30.7; 32: twice that.
 """
 
 from __future__ import annotations
