@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--penalty", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--no-cuda-graph", action="store_true")
+    parser.add_argument("--lm-head-draft", action="store_true", help="drafts by the artifact's proposal head")
     given = parser.parse_args()
     asked = list(tasks(given.tasks.split(","), given.count))
 
@@ -53,6 +54,7 @@ def main() -> None:
         options = EngineOptions(
             max_context=4096, device=given.device, threads=given.threads, warm_up=True,
             cuda_graph=not given.no_cuda_graph, spec="mtp" if drafts else None, draft_tokens=drafts,
+            lm_head_draft=bool(drafts) and given.lm_head_draft,
         )  # fmt: skip
         return Engine.load(given.model, options)
 
@@ -63,7 +65,8 @@ def main() -> None:
         with load(drafts) as engine:
             answers(engine, asked[:1], penalty=given.penalty)
             fast = answers(engine, asked, penalty=given.penalty)
-        print(f"{drafts} drafts on {engine.description.computes_on}")
+        head = "the proposal head" if given.lm_head_draft else "the whole head"
+        print(f"{drafts} drafts, scored by {head}, on {engine.description.computes_on}")
         print(
             "task                 tokens same  plain ms  ms/round  faster drafted accepted  %     by position"
         )

@@ -60,8 +60,8 @@ def load(
         )
     if proposal and artifact.components["text"].proposal is None:
         raise ModelError(
-            f"{artifact.path} has no proposal head; leave out --lm-head-draft, or convert the checkpoint "
-            f"again with --proposal"
+            f"{artifact.path} has no proposal head; leave out --lm-head-draft, or make an artifact with one "
+            f"(ninfer-proposal)"
         )
     used = ("text/", *(("mtp/",) if predictor else ()), *(("proposal/",) if proposal else ()))
     device = torch.device(device)

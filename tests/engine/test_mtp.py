@@ -105,12 +105,13 @@ def formula(model: Model, ledger: list[int], count: int) -> list[list[float]]:
 
     with torch.inference_mode():
         hidden = model.forward(batch(ledger[:-1], 0), memory)
-        m = model.predictor.forward(batch(ledger[1:], 0), hidden, memory.kv[-1])[-1:]
+        x = model.predictor.forward(batch(ledger[1:], 0), hidden, memory.kv[-1])[-1:]
         found = []
         for step in range(count):
-            scores = model.logits(m)
+            scores, m = model.predictor.score(x)
+            assert torch.equal(scores, model.logits(m))
             found.append(scores[0].tolist())
-            m = model.predictor.forward(batch([int(scores.argmax())], total - 1 + step), m, memory.kv[-1])
+            x = model.predictor.forward(batch([int(scores.argmax())], total - 1 + step), m, memory.kv[-1])
     return found
 
 
@@ -217,7 +218,7 @@ def p_value(counts: np.ndarray, wanted: np.ndarray) -> float:
     return float(stats.chisquare(seen[goal > 0], goal[goal > 0]).pvalue)
 
 
-Accept = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], object]
+Accept = Callable[..., object]
 
 
 def continuations(sampling: SamplingParams, accept: Accept) -> np.ndarray:
@@ -249,8 +250,7 @@ def continuations(sampling: SamplingParams, accept: Accept) -> np.ndarray:
             draws = ops.Draws.of(every, places, purposes, count_rows.tolist())
             drawn = ops.draw(torch.tensor(rows), draws, counts)
             stand = torch.zeros(TOGETHER, dtype=torch.int32)
-            accept(drawn, fed, positions, stand)
-            ops.count_drafts(fed, positions, count_rows, counts, TOGETHER, stand)
+            accept(drawn, fed, positions, stand, count_rows, counts)
             for row, one in enumerate(said):
                 if len(one) < 3:
                     one += drawn[row * width : row * width + int(stand[row])].tolist()
@@ -260,9 +260,13 @@ def continuations(sampling: SamplingParams, accept: Accept) -> np.ndarray:
 
 
 def too_kind(
-    drawn: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, produced: torch.Tensor
+    drawn: torch.Tensor,
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    produced: torch.Tensor,
+    *_: torch.Tensor,
 ) -> None:
-    """A wrong rule: a draft stands if the draw came near it."""
+    """A wrong rule: a draft stands if the draw came near it. Counts are left alone."""
     rows = len(produced)
     drawn, tokens, positions = (x.view(rows, -1) for x in (drawn, tokens, positions))
     agree = ((drawn[:, :-1] - tokens[:, 1:]).abs() <= 1) & (positions[:, 1:] >= 0)
