@@ -109,14 +109,16 @@ def fresh_logits(model: Model, tokens: Sequence[int], kv_format: KvFormat = KvFo
     count = len(tokens)
     pages = -(-count // PAGE)
     layout = replace(model.kv_layout(), format=kv_format)
-    memory = allocate(layout, model.state_layout(), pages=pages, slots=1, device=model.device)
+    device = model.device
+    memory = allocate(layout, model.state_layout(), pages=pages, slots=1, device=device)
     batch = Batch(
-        tokens=torch.tensor(tokens, dtype=torch.int32),
-        positions=torch.arange(count, dtype=torch.int32),
+        tokens=torch.tensor(tokens, dtype=torch.int32, device=device),
+        positions=torch.arange(count, dtype=torch.int32, device=device),
         rows=1,
-        page_table=torch.arange(pages, dtype=torch.int32)[None],
-        source_slots=torch.tensor([-1], dtype=torch.int32),
-        target_slots=torch.tensor([0], dtype=torch.int32),
+        page_table=torch.arange(pages, dtype=torch.int32, device=device)[None],
+        source_slots=torch.tensor([-1], dtype=torch.int32, device=device),
+        target_slots=torch.tensor([0], dtype=torch.int32, device=device),
+        extent=None if device.type == "cpu" else count,
     )
     with torch.inference_mode():
         return model.logits(model.forward(batch, memory)[-1:])[0]
