@@ -110,7 +110,7 @@ def _table(
     parted: Sequence[Parting | None],
 ) -> None:
     print(
-        "task                 tokens same  behind plain ms  ms/round  faster drafted accepted  %     lengths"
+        "task                 tokens same  behind plain ms  ms/round  faster drafted accepted  %    lengths"
     )
     for (name, _), one, other, part in zip(asked, plain, fast, parted, strict=True):
         before, after = one.statistics, other.statistics
