@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from scipy import stats
 
 from ninfer import models, ops
 from ninfer.artifact import Artifact
-from ninfer.engine import Marks
+from ninfer.engine import Marks, Policy
 from ninfer.models import Batch, Model
 from ninfer.ops import PAGE, SamplingParams
 from ninfer.runtime.memory import allocate
@@ -242,10 +242,16 @@ def p_value(counts: np.ndarray, wanted: np.ndarray) -> float:
     return float(stats.chisquare(seen[goal > 0], goal[goal > 0]).pvalue)
 
 
-Accept = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], object]
+@dataclass(frozen=True)
+class Rules:
+    """Which drafts stand; do penalties know of drafts before them; has each column its own random number?"""
+
+    accept: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], object] = ops.accept
+    overlay: bool = True
+    own_numbers: bool = True
 
 
-def continuations(sampling: SamplingParams, accept: Accept) -> np.ndarray:
+def continuations(sampling: SamplingParams, rules: Rules) -> np.ndarray:
     """How often each continuation of four tokens but the last was said: a prefill, then rounds of up to two
     drafts, with the scores of a model. Drafts are drawn beside the truth, so that some stand."""
     rng, out, width = np.random.default_rng(7), np.zeros((7, 7, 7)), 3
@@ -262,19 +268,21 @@ def continuations(sampling: SamplingParams, accept: Accept) -> np.ndarray:
         every = [one for one in params for _ in range(width)]
         while any(len(one) < 3 for one in said):
             drafts = rng.choice(7, size=(TOGETHER, width - 1), p=likely / likely.sum())
-            tokens, places, rows, purposes = [], [], [], []
+            tokens, places, keys, rows, purposes = [], [], [], [], []
             for one, guess in zip(said, drafts.tolist(), strict=True):
                 begin, live = len(one), max(3 - len(one), 0)  # columns; nothing beyond the budget
                 tokens += [one[-1], *guess]
                 places += [4 + begin + i if i < live else -1 for i in range(width)]
+                keys += [4 + begin + i * rules.own_numbers for i in range(width)]
                 purposes += [ops.Purpose.DECODE if i < live else -1 for i in range(width)]
                 rows += [target().get((*one, *guess[:i]), [0.0] * 7) for i in range(width)]
             fed, positions = (torch.tensor(x, dtype=torch.int32) for x in (tokens, places))
             ops.count_drafts(fed, positions, count_rows, counts, TOGETHER)
-            draws = ops.Draws.of(every, places, purposes, count_rows.tolist())
-            drawn = ops.draw(torch.tensor(rows), draws, counts)
+            known = counts if rules.overlay else counts[::width].repeat_interleave(width, 0)
+            draws = ops.Draws.of(every, keys, purposes, count_rows.tolist())
+            drawn = ops.draw(torch.tensor(rows), draws, known)
             stand = torch.zeros(TOGETHER, dtype=torch.int32)
-            accept(drawn, fed, positions, stand)
+            rules.accept(drawn, fed, positions, stand)
             ops.count_drafts(fed, positions, count_rows, counts, TOGETHER, stand)
             for row, one in enumerate(said):
                 if len(one) < 3:
@@ -295,12 +303,50 @@ def too_kind(
     produced.copy_(agree.int().cumprod(1).sum(1) + 1)
 
 
+def rarely_kind(
+    drawn: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, produced: torch.Tensor
+) -> None:
+    """A wrong rule: in one of eight rows the first draft stands, whatever was drawn."""
+    rows = len(produced)
+    chosen = (torch.arange(rows) % 8 == 0) & (positions.view(rows, -1)[:, 1] >= 0)
+    drawn.view(rows, -1)[chosen, 0] = tokens.view(rows, -1)[chosen, 1]
+    ops.accept(drawn, tokens, positions, produced)
+
+
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_sampled_continuations_have_the_targets_distribution(name: str) -> None:
-    seen, wanted = continuations(SAMPLINGS[name], ops.accept), expected(SAMPLINGS[name])
+    seen, wanted = continuations(SAMPLINGS[name], Rules()), expected(SAMPLINGS[name])
     assert seen.sum() == DRAWS
     assert p_value(seen, wanted) > 0.01
 
 
-def test_a_wrong_acceptance_rule_is_noticed() -> None:
-    assert p_value(continuations(SAMPLINGS["plain"], too_kind), expected(SAMPLINGS["plain"])) < 1e-6
+@pytest.mark.parametrize(
+    ("rules", "name"),
+    [
+        (Rules(too_kind), "plain"),
+        (Rules(rarely_kind), "plain"),
+        (Rules(own_numbers=False), "plain"),
+        (Rules(overlay=False), "penalized"),
+    ],
+)
+def test_a_wrong_rule_is_noticed(rules: Rules, name: str) -> None:
+    assert p_value(continuations(SAMPLINGS[name], rules), expected(SAMPLINGS[name])) < 1e-6
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("drafts", [1, 2])
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_continuations_of_the_engine_have_the_targets_distribution(name: str, drafts: int) -> None:
+    """Of whole requests, eight at a time, with the drafts of a predictor."""
+    out, sampling = np.zeros((7, 7, 7)), SAMPLINGS[name]
+    model, policy = loaded("few-words"), Policy(reuse=False)
+    with Desk(model, 8, 64, width=1 + drafts, capacity=512, policy=policy) as desk:
+        for begin in range(0, DRAWS, 8):
+            each = [replace(sampling, seed=5000 + begin + index) for index in range(8)]
+            for handle in [desk.submit(PROMPT, 3, sampling=one) for one in each]:
+                a, b, c = drain(handle)[0]
+                out[a, b, c] += 1
+        counted = desk.core.statistics()
+        assert counted.accepted_tokens > DRAWS // 20
+    assert out.sum() == DRAWS
+    assert p_value(out.reshape(-1), expected(sampling)) > 0.01
