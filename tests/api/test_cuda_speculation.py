@@ -18,7 +18,7 @@ from ninfer.models import Model
 from ninfer.ops import SamplingParams
 
 from ..engine.harness import drain
-from ..engine.real import Desk, differences
+from ..engine.real import Desk, Luck, differences
 from ..models.mtp import GEOMETRIES, draft_with_mtp
 from ..nano.asking import NANO
 from ..nano.drafting import (
@@ -98,9 +98,11 @@ def on_gpu(name: str, *, predictor: bool = True) -> Model:
 @pytest.mark.parametrize(
     ("name", "drafts"), [("mixed", 1), ("mixed", 3), ("mixed", 5), ("all-full", 4), ("all-linear", 2)]
 )
-def test_a_tiny_model_answers_as_without_drafts(name: str, drafts: int) -> None:
-    """Greedy, sampled and with penalties, one to eight at a time."""
-    rng, near, compared = random.Random(drafts), 0, 0
+def test_a_tiny_model_answers_as_without_drafts(
+    name: str, drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy, sampled and with penalties, one to eight at a time, most drafts being right."""
+    rng, near, compared, accepted = random.Random(drafts), 0, 0, 0
     prompts = [[rng.randrange(190) for _ in range(rng.choice((1, 30, 63, 64, 65, 150)))] for _ in range(8)]
     kinds = (
         SamplingParams(0.0),
@@ -111,19 +113,17 @@ def test_a_tiny_model_answers_as_without_drafts(name: str, drafts: int) -> None:
     chosen = [kinds[index % 4] for index in range(8)]
     with Desk(on_gpu(name, predictor=False), context=256) as plain:
         wanted = [plain.ask(p, 30, sampling=s).ids for p, s in zip(prompts, chosen, strict=True)]
+    truth = {tuple(prompt): ids for prompt, ids in zip(prompts, wanted, strict=True)}
+    monkeypatch.setattr("ninfer.engine.core.propose", Luck(lambda t: truth[t.request.prompt], 0.7))
     with Desk(on_gpu(name), 8, 256, width=1 + drafts, capacity=2048) as fast:
         for rows in (1, 3, 8):
-            handles = [
-                fast.submit(p, 30, sampling=s) for p, s in zip(prompts[:rows], chosen[:rows], strict=True)
-            ]
-            for index, handle in enumerate(handles):
-                ids = drain(handle)[0]
+            asked = list(zip(prompts, chosen, wanted, strict=True))[:rows]
+            handles = [fast.submit(prompt, 30, sampling=sampling) for prompt, sampling, _ in asked]
+            for handle, (prompt, sampling, expected) in zip(handles, asked, strict=True):
+                ids, statistics, _ = drain(handle)
                 compared += 1
-                if chosen[index] == kinds[0]:
-                    near += differences(on_gpu(name), prompts[index], ids, wanted[index])
-                elif ids != wanted[index]:
-                    near += 1
-                    print(f"{chosen[index]} parts, {rows} at a time")
-        assert fast.core.statistics().drafted_tokens > 0
-    print(f"{name}, {drafts} drafts: {near} of {compared} answers part")
+                accepted += statistics.accepted_tokens
+                near += differences(on_gpu(name), prompt, ids, expected, sampling=sampling)
+    print(f"{name}, {drafts} drafts: {near} of {compared} answers part, {accepted} drafts stood")
+    assert accepted > compared
     assert near <= 1
