@@ -347,6 +347,6 @@ def test_continuations_of_the_engine_have_the_targets_distribution(name: str, dr
                 a, b, c = drain(handle)[0]
                 out[a, b, c] += 1
         counted = desk.core.statistics()
-        assert counted.accepted_tokens > DRAWS // 20
+        assert counted.accepted_tokens > DRAWS // 50
     assert out.sum() == DRAWS
     assert p_value(out.reshape(-1), expected(sampling)) > 0.01
