@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,7 +18,8 @@ from scipy import stats
 
 from ninfer import models, ops
 from ninfer.artifact import Artifact
-from ninfer.engine import Marks, Policy
+from ninfer.engine import Handle, Marks, Policy, Request
+from ninfer.engine.request import State
 from ninfer.models import Batch, Model
 from ninfer.ops import PAGE, SamplingParams
 from ninfer.runtime.memory import allocate
@@ -25,7 +27,7 @@ from ninfer.runtime.records import Unit
 from tests.models.conftest import one_thread  # noqa: F401
 from tests.models.mtp import GEOMETRIES, add_proposal, draft_with_mtp, loaded
 
-from .harness import GREEDY, drain
+from .harness import GREEDY, Session, drain
 from .real import Desk, Luck, differences
 
 NAMES = pytest.mark.parametrize("name", ["mixed", "all-full", "all-linear"])
@@ -140,33 +142,57 @@ def formula(model: Model, ledger: list[int], count: int) -> list[list[float]]:
 
 
 @NAMES
-def test_drafts_are_those_of_the_formula(name: str) -> None:
-    """In every unit that proposes, over chunks, rounds and reused prefixes."""
-    model, drafts, checked = loaded(name, dtype=torch.float32), 3, 0
-    with Desk(model, context=512, width=1 + drafts, snapshots=6) as desk:
-        core = desk.core
+def test_drafts_are_those_of_the_formula(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every unit that proposes, over chunks, reused prefixes, closing texts and rounds, in which most
+    drafts stand, for one request and for several. No prefix ends with a page, whose last row would belong to
+    another request."""
+    model, drafts = loaded(name, dtype=torch.float32), 5
+    checked: Counter[str] = Counter()
+    truth: dict[tuple[int, ...], list[int]] = {}
+    monkeypatch.setattr("ninfer.engine.core.propose", Luck(lambda t: truth[t.request.prompt], 0.7))
+    turns = {Unit.PREFILL: State.PREFILL, Unit.ROUND: State.DECODE_READY, Unit.CONTROL: State.CONTROL_READY}
+    rng = random.Random(4)
+    base = [rng.randrange(190) for _ in range(201)]
+    prompts_of = [[*base[:cut], 5, index] for index, cut in enumerate((201, 70, 90, 201, 190))]
+    budgets = {3: 4}
+
+    def ask(desk: Desk, index: int) -> Handle:
+        prompt, budget = tuple(prompts_of[index]), budgets.get(index)
+        asked = Request(prompt, GREEDY, 16, budget, Marks(preamble=70, boundaries=(90,)))
+        return desk.core.submit(asked, Session(budget=budget))
+
+    with Desk(loaded(name, predictor=False, dtype=torch.float32), context=512) as plain:
+        for index, prompt in enumerate(prompts_of):
+            truth[tuple(prompt)] = drain(ask(plain, index))[0]
+
+    with Desk(model, 3, 512, capacity=1536, width=1 + drafts, snapshots=6) as desk:
 
         def check(unit: Unit) -> None:
-            nonlocal checked
-            egress, [ticket] = desk.program._egress, [t for t in core._lanes if t is not None]
             if unit is Unit.FOLD or (unit is Unit.PREFILL and desk.program.ingress["purpose"][0, 0] < 0):
                 return
-            assert ticket.sequence is not None
-            stand = int(egress["produced"][0, 0])
-            ledger = [*ticket.sequence.ledger, *egress["tokens"][0, :stand].tolist()]
-            live = min(drafts, ticket.budget.context - len(ledger) + 1)
-            for step, scores in enumerate(formula(model, ledger, live)):
-                proposed = int(egress["drafts"][0, 0, step])
-                assert scores[proposed] >= max(scores) - 1e-3, (unit, step)
-                checked += 1
+            egress = desk.program._egress
+            rows = [t for t in desk.core._lanes if t is not None and t.state is turns[unit]]
+            for row, ticket in enumerate(rows):
+                assert ticket.sequence is not None
+                stand = 0 if unit is Unit.CONTROL else int(egress["produced"][0, row])
+                begin = row * (1 + drafts)
+                ledger = [*ticket.sequence.ledger, *egress["tokens"][0, begin : begin + stand].tolist()]
+                live = min(drafts, ticket.budget.context - len(ledger) + 1)
+                for step, scores in enumerate(formula(model, ledger, live)):
+                    proposed = int(egress["drafts"][0, row, step])
+                    assert scores[proposed] >= max(scores) - 1e-3, (unit, row, step)
+                    checked[unit.name] += 1
+                checked["after drafts that stand"] += stand > 1
+                checked["beside others"] += row > 0
 
         desk.on_unit = check
-        rng = random.Random(4)
-        base = [rng.randrange(190) for _ in range(201)]
-        for cut in (201, 64, 90, 201):
-            prompt = [*base[:cut], 5, cut % 90]
-            desk.ask(prompt, 12, marks=Marks(preamble=64, boundaries=(90,)))
-    assert checked > 60
+        for index in (0, 1, 2, 3):
+            drain(ask(desk, index))
+        for handle in [ask(desk, index) for index in (4, 3, 0)]:
+            drain(handle)
+    assert min(checked[unit.name] for unit in turns) >= 5
+    assert checked["after drafts that stand"] > 10
+    assert checked["beside others"] > 5
 
 
 def test_a_replayed_turn_gives_the_same_ids_and_counters() -> None:
