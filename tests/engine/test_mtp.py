@@ -360,19 +360,22 @@ def test_a_wrong_rule_is_noticed(rules: Rules, name: str) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("drafts", [1, 2])
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_continuations_of_the_engine_have_the_targets_distribution(name: str, drafts: int) -> None:
-    """Of whole requests, eight at a time, with the drafts of a predictor."""
-    out, sampling = np.zeros((7, 7, 7)), SAMPLINGS[name]
-    model, policy = loaded("few-words"), Policy(reuse=False)
-    with Desk(model, 8, 64, width=1 + drafts, capacity=512, policy=policy) as desk:
+def test_continuations_of_the_engine_have_the_targets_distribution(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whole requests, eight at a time, with drafts that are drawn beside the truth."""
+    out, sampling, dice = np.zeros((7, 7, 7)), SAMPLINGS[name], random.Random(3)
+    likely = np.exp(np.array(target()[()])).tolist()
+    monkeypatch.setattr(
+        "ninfer.engine.core.propose", Luck(lambda ticket: dice.choices(range(7), likely, k=3), 1.0)
+    )
+    with Desk(loaded("few-words"), 8, 64, width=3, capacity=512, policy=Policy(reuse=False)) as desk:
         for begin in range(0, DRAWS, 8):
             each = [replace(sampling, seed=5000 + begin + index) for index in range(8)]
             for handle in [desk.submit(PROMPT, 3, sampling=one) for one in each]:
                 a, b, c = drain(handle)[0]
                 out[a, b, c] += 1
-        counted = desk.core.statistics()
-        assert counted.accepted_tokens > DRAWS // 50
+        assert desk.core.statistics().accepted_tokens > DRAWS // 20
     assert out.sum() == DRAWS
     assert p_value(out.reshape(-1), expected(sampling)) > 0.01
