@@ -108,7 +108,8 @@ def test_options_of_drafts_must_agree(options, words):
 
 
 def test_drafts_of_one_to_five_tokens_are_taken():
-    for count in (1, 5, np.int64(3)):
+    several: list[Any] = [1, 5, np.int64(3)]
+    for count in several:
         assert EngineOptions(spec="mtp", draft_tokens=count).draft_tokens == count
     assert (EngineOptions().spec, EngineOptions().draft_tokens) == (None, 0)
 

@@ -202,7 +202,8 @@ class User:
             assert case.cancelled
             assert len(ids) < limit
         elif reason is FinishReason.STOP_TOKEN:
-            assert ids.index(case.stop) == len(ids) - 1 or case.stop in CLOSER
+            assert case.stop == ids[-1]
+            assert case.stop not in ids[:-1] or case.stop in CLOSER
         else:
             assert len(ids) == limit
             by_context = asked.max_output is None or asked.max_output > room
