@@ -82,7 +82,7 @@ def test_sampled_answers_are_those_of_plain_decoding(all_: Engines) -> None:
 
 @SHIPPED
 def test_greedy_answers_to_tasks(record_property) -> None:
-    found = compare("cuda", TASKS, range(1, 6), range(1, 9), 32)
+    found = compare("cuda", TASKS, [3], range(1, 9), 32) + compare("cuda", TASKS, [1, 2, 4, 5], (2, 5, 8), 24)
     record_property("answers that part at a near-tie", "; ".join(str(one) for one in found if one.count))
     assert sum(one.count for one in found) <= 4
 
