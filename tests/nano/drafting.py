@@ -115,12 +115,12 @@ def wrong(plain: Engine, prompt: Sequence[int], ids: Sequence[int]) -> list[tupl
 
 def parted(plain: Engine, prompt: Sequence[int], ids: Sequence[int], cold: Sequence[int]) -> int:
     """0 if the answers are the same; 1 if they part at a near-tie, where a fresh prefill must choose what the
-    cold answer has."""
+    cold answer has, or something that is as good in bf16."""
     if tuple(ids) == tuple(cold):
         return 0
     index = next(i for i, pair in enumerate(zip(ids, cold, strict=False)) if pair[0] != pair[1])
     best = likeliest(plain, [*prompt, *cold[:index]])
-    assert best.token_id == cold[index]
+    assert best.top[0][1] - dict(best.top)[cold[index]] <= 2**-4
     assert best.top[0][1] - dict(best.top)[ids[index]] <= 0.5
     return 1
 

@@ -48,8 +48,10 @@ CASES: dict[str, Body] = {
     "required call": user(
         prompts.SUM, tools=prompts.chat_tools(prompts.COMMAND_TOOLS), tool_choice="required", max_tokens=60
     ),
-    "grammar": user("Order something.", response_format=form(prompts.Order)),
-    "sampled grammar": user("Order something.", response_format=form(prompts.Order), temperature=1, seed=4),
+    "grammar": user("Order something.", response_format=form(prompts.Order), max_tokens=120),
+    "sampled grammar": user(
+        "Order something.", response_format=form(prompts.Order), max_tokens=120, temperature=1, seed=4
+    ),
     "thinking": user(prompts.PARCEL, reasoning_effort="high", tools=prompts.chat_tools(prompts.PARCEL_TOOLS)),
     "thinking budget": user("Compute 79 + 325.", reasoning_effort="high", thinking_budget=7),
     "penalties": user(prompts.STORY, presence_penalty=1.5, frequency_penalty=0.3, max_tokens=60),
