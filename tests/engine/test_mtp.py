@@ -118,13 +118,14 @@ def test_a_proposal_head_drafts_only_its_tokens(tmp_path: Path) -> None:
     assert proposed <= {0, *ids}  # the row of a lane that was never used holds zeros
 
 
-def formula(model: Model, ledger: list[int], count: int) -> list[list[float]]:
-    """Scores from which the first `count` drafts after `ledger` are chosen, everything fed at once."""
+def formula(model: Model, ledger: list[int], count: int) -> tuple[list[list[float]], torch.Tensor]:
+    """Scores from which the first `count` drafts after `ledger` are chosen, and the predictor's keys and
+    values before, everything fed at once."""
     assert model.predictor is not None
     total = len(ledger)
-    pages = -(-(total + count) // PAGE)
-    memory = allocate(model.kv_layout(), model.state_layout(), pages=pages, slots=1, device=model.device)
-    table, slot = torch.arange(pages, dtype=torch.int32)[None], torch.zeros(1, dtype=torch.int32)
+    places = -(-(total + count) // PAGE)
+    memory = allocate(model.kv_layout(), model.state_layout(), pages=places, slots=1, device=model.device)
+    table, slot = torch.arange(places, dtype=torch.int32)[None], torch.zeros(1, dtype=torch.int32)
 
     def batch(tokens: list[int], begin: int) -> Batch:
         positions = torch.arange(begin, begin + len(tokens), dtype=torch.int32)
@@ -133,19 +134,20 @@ def formula(model: Model, ledger: list[int], count: int) -> list[list[float]]:
     with torch.inference_mode():
         hidden = model.forward(batch(ledger[:-1], 0), memory)
         m = model.predictor.forward(batch(ledger[1:], 0), hidden, memory.kv[-1])[-1:]
-        found = []
+        found, pages = [], memory.kv[-1]
+        known = torch.stack([plane.flatten(0, 1)[: total - 1].clone() for plane in (pages.k, pages.v)])
         for step in range(count):
             scores = model.logits(m)
             found.append(scores[0].tolist())
             m = model.predictor.forward(batch([int(scores.argmax())], total - 1 + step), m, memory.kv[-1])
-    return found
+        return found, known
 
 
 @NAMES
 def test_drafts_are_those_of_the_formula(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every unit that proposes, over chunks, reused prefixes, closing texts and rounds, in which most
-    drafts stand, for one request and for several. No prefix ends with a page, whose last row would belong to
-    another request."""
+    drafts stand, for one request and for several, and behind a stop inside a round; all keys and values too.
+    No prefix ends with a page, whose last row would belong to another request."""
     model, drafts = loaded(name, dtype=torch.float32), 5
     checked: Counter[str] = Counter()
     truth: dict[tuple[int, ...], list[int]] = {}
@@ -154,16 +156,15 @@ def test_drafts_are_those_of_the_formula(name: str, monkeypatch: pytest.MonkeyPa
     rng = random.Random(4)
     base = [rng.randrange(190) for _ in range(201)]
     prompts_of = [[*base[:cut], 5, index] for index, cut in enumerate((201, 70, 90, 201, 190))]
-    budgets = {3: 4}
+    plain = Desk(loaded(name, predictor=False, dtype=torch.float32), context=512)
 
-    def ask(desk: Desk, index: int) -> Handle:
-        prompt, budget = tuple(prompts_of[index]), budgets.get(index)
-        asked = Request(prompt, GREEDY, 16, budget, Marks(preamble=70, boundaries=(90,)))
-        return desk.core.submit(asked, Session(budget=budget))
-
-    with Desk(loaded(name, predictor=False, dtype=torch.float32), context=512) as plain:
-        for index, prompt in enumerate(prompts_of):
-            truth[tuple(prompt)] = drain(ask(plain, index))[0]
+    def ask(desk: Desk, prompt: list[int], stop: int | None = None) -> Handle:
+        budget = 4 if prompt == prompts_of[3] else None
+        asked = Request(tuple(prompt), GREEDY, 16, budget, Marks(preamble=70, boundaries=(90,)))
+        if asked.prompt not in truth:
+            truth[asked.prompt] = []
+            truth[asked.prompt] = drain(ask(plain, prompt))[0]
+        return desk.core.submit(asked, Session(stop=stop, budget=budget))
 
     with Desk(model, 3, 512, capacity=1536, width=1 + drafts, snapshots=6) as desk:
 
@@ -178,7 +179,12 @@ def test_drafts_are_those_of_the_formula(name: str, monkeypatch: pytest.MonkeyPa
                 begin = row * (1 + drafts)
                 ledger = [*ticket.sequence.ledger, *egress["tokens"][0, begin : begin + stand].tolist()]
                 live = min(drafts, ticket.budget.context - len(ledger) + 1)
-                for step, scores in enumerate(formula(model, ledger, live)):
+                wanted, known = formula(model, ledger, live)
+                own, at = desk.program._cache.kv[-1], torch.arange(len(ledger) - 1)
+                places = torch.tensor(ticket.sequence.pages)[at // PAGE] * PAGE + at % PAGE
+                seen = torch.stack([plane.flatten(0, 1)[places] for plane in (own.k, own.v)])
+                assert (seen.float() - known.float()).abs().max() < 0.02, (unit, row)
+                for step, scores in enumerate(wanted):
                     proposed = int(egress["drafts"][0, row, step])
                     assert scores[proposed] >= max(scores) - 1e-3, (unit, row, step)
                     checked[unit.name] += 1
@@ -186,10 +192,19 @@ def test_drafts_are_those_of_the_formula(name: str, monkeypatch: pytest.MonkeyPa
                 checked["beside others"] += row > 0
 
         desk.on_unit = check
-        for index in (0, 1, 2, 3):
-            drain(ask(desk, index))
-        for handle in [ask(desk, index) for index in (4, 3, 0)]:
+        for prompt in prompts_of[:4]:
+            drain(ask(desk, prompt))
+        for handle in [ask(desk, prompts_of[index]) for index in (4, 3, 0)]:
             drain(handle)
+        cut = 0
+        for index in range(5, 12):
+            prompt = [*base[: 91 + index], 7]
+            drain(ask(plain, prompt))
+            ids, statistics, _ = drain(ask(desk, prompt, stop=truth[tuple(prompt)][index]))
+            cut += statistics.rounds + statistics.accepted_tokens - len(ids) + 1
+            drain(ask(desk, [*prompt, *ids, 11, 12]))
+        assert cut > 0 or name == "all-full", "no stop was inside a round"  # that one repeats itself
+    plain.core.stop()
     assert min(checked[unit.name] for unit in turns) >= 5
     assert checked["after drafts that stand"] > 10
     assert checked["beside others"] > 5
