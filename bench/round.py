@@ -1,6 +1,8 @@
 """Where a decode round goes: every kernel of its graph, how long it takes, and what lies between kernels.
 
     python -m bench.round synthetic:27b/quasar [--kv-dtype int8] [--depth 0] [--rows 1] [--in-order]
+    python -m bench.round synthetic:27b/quasar --columns 4              # what verifies three drafts
+    python -m bench.round synthetic:27b/quasar+mtp --draft-tokens 3     # and makes the next three
 
 The model's Program runs rounds over a cache of zeros, without an engine; their time (median) is the device's
 own, copies of the records included. Then some rounds run under PyTorch's profiler, which slows kernels down a
@@ -39,26 +41,36 @@ class Kernel:
     end: float
 
 
-def make_program(path: str, kv: KvFormat, context: int, rows: int) -> Program:
+def make_program(
+    path: str, kv: KvFormat, context: int, rows: int, columns: int, *, drafts: bool, proposal: bool
+) -> Program:
     """A model on the GPU with memory for rounds only."""
     with opened(path, None, None) as artifact:
-        loaded = load_model(artifact, None, device="cuda")
-    limits = Limits(context, 128, max_concurrency=rows, kv_capacity=rows * context, state_slots=0)
+        loaded = load_model(artifact, None, device="cuda", predictor=drafts, proposal=proposal)
+    limits = Limits(
+        context, 128, max_concurrency=rows, kv_capacity=rows * context, state_slots=0, width=columns
+    )
     plan = plan_model(loaded.model, limits, kv_format=kv, weight_bytes=loaded.weight_bytes)
     return Program(loaded.model, plan)
 
 
 def fill(program: Program, rows: int, depth: int) -> None:
-    """A record of `rows` greedy requests of one column behind `depth` tokens each."""
-    record, pages = program.ingress, program.plan.shape.pages
-    record["unit"], record["rows"], record["columns"] = Unit.ROUND, rows, 1
+    """A record of `rows` greedy requests behind `depth` tokens each."""
+    record, shape = program.ingress, program.plan.shape
+    pages, columns = shape.pages, shape.width
+    record["unit"], record["rows"], record["columns"] = Unit.ROUND, rows, columns
+    for column in range(rows * columns):
+        row, place = divmod(column, columns)
+        record["tokens"][0, column] = 1000 + column
+        record["positions"][0, column] = record["draw_position"][0, column] = depth + place
+        record["purpose"][0, column] = Purpose.DECODE
+        record["top_k"][0, column], record["top_p"][0, column] = 20, 1.0
+        if shape.drafts:
+            record["limits"][0, row] = program.plan.max_context
+            record["count_rows"][0, column] = column
     for row in range(rows):
-        record["tokens"][0, row] = 1000 + row
-        record["positions"][0, row] = depth
         record["page_table"][0, row] = np.arange(pages) + row * pages
         record["source_slots"][0, row], record["target_slots"][0, row] = 2 * row, 2 * row + 1
-        record["draw_position"][0, row], record["purpose"][0, row] = depth, Purpose.DECODE
-        record["top_k"][0, row], record["top_p"][0, row] = 20, 1.0
 
 
 def seconds(program: Program, rounds: int) -> list[float]:
@@ -115,20 +127,30 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kv-dtype", default="int8", choices=[str(kind) for kind in KvFormat])
     parser.add_argument("--depth", type=int, default=0)
     parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--columns", type=int, default=1, help="of each row, without drafts after them")
+    parser.add_argument("--draft-tokens", type=int, default=0, help="one column more, and drafts after them")
+    parser.add_argument("--lm-head-draft", action="store_true", help="drafts by the smaller head")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--in-order", action="store_true")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("bench.round measures kernels on a GPU, and PyTorch finds none here.", file=sys.stderr)
         return 2
-    program = make_program(options.model, KvFormat(options.kv_dtype), options.depth + 64, options.rows)
+    columns = 1 + options.draft_tokens if options.draft_tokens else options.columns
+    program = make_program(
+        options.model,
+        KvFormat(options.kv_dtype),
+        options.depth + 64,
+        options.rows,
+        columns,
+        drafts=options.draft_tokens > 0,
+        proposal=options.lm_head_draft,
+    )
     fill(program, options.rows, options.depth)
     seconds(program, 5)
     median = statistics.median(seconds(program, options.rounds))
-    print(
-        f"{options.model}, {options.rows} requests at {options.depth:,}: {median * 1e3:.3f} ms a round",
-        flush=True,
-    )
+    asked = f"{options.rows} x {columns} columns at {options.depth:,}"
+    print(f"{options.model}, {asked}: {median * 1e3:.3f} ms a round", flush=True)
     found = kernels(program)
     print(summary(found))
     if options.in_order:

@@ -137,6 +137,7 @@ def main() -> None:
     parser.add_argument("--penalty", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--no-cuda-graph", action="store_true")
+    parser.add_argument("--lm-head-draft", action="store_true", help="drafts by the artifact's proposal head")
     given = parser.parse_args()
     names = generators() if given.tasks == "all" else given.tasks.split(",")
     asked = list(tasks(names, given.count))
@@ -147,7 +148,8 @@ def main() -> None:
         options = EngineOptions(
             max_context=4096, device=given.device, threads=given.threads, warm_up=True,
             cuda_graph=not given.no_cuda_graph, spec="mtp" if drafts else None, draft_tokens=drafts,
-            max_concurrency=rows, kv_capacity=4096 * rows,
+            lm_head_draft=bool(drafts) and given.lm_head_draft, max_concurrency=rows,
+            kv_capacity=4096 * rows,
         )  # fmt: skip
         return Engine.load(given.model, options)
 
@@ -158,7 +160,8 @@ def main() -> None:
             with load(drafts) as drafting:
                 answers(drafting, asked[:1], penalty=given.penalty)
                 fast = {rows: answers(drafting, asked, rows=rows, penalty=given.penalty) for rows in several}
-                print(f"{drafts} drafts on {drafting.description.computes_on}")
+                head = "the proposal head" if given.lm_head_draft else "the whole head"
+                print(f"{drafts} drafts, scored by {head}, on {drafting.description.computes_on}")
             for rows in several:
                 parted = [parting(engine, *pair) for pair in zip(plain[rows], fast[rows], strict=True)]
                 _table(asked, plain[rows], fast[rows], parted)

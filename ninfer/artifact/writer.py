@@ -70,6 +70,11 @@ class ArtifactWriter:
                 raise self._failure("cannot be written", error) from None
             raise
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that `commit` makes, the entry first."""
+        return tuple(self._targets)
+
     def write(self, object_id: str, offset: int, data: Bytes) -> None:
         """Write contiguous bytes at `offset` of an object. Overlaps and bytes outside it are refused."""
         record = self.directory.objects.get(object_id)

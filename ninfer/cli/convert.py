@@ -47,11 +47,14 @@ def convert(
         typer.Option("--proposal", help="Also make a 4-bit head over the likeliest tokens, for drafting."),
     ] = False,
     proposal_rows: Annotated[
-        int | None, typer.Option("--proposal-rows", min=1, help="Tokens of that head (131072).")
+        int | None,
+        typer.Option("--proposal-rows", min=1, help="Tokens of that head (131072, or all of fewer)."),
     ] = None,
     ranking: Annotated[
         Path | None,
-        typer.Option("--ranking", help="Token counts, int64 (default: lower ids are more frequent)."),
+        typer.Option(
+            "--ranking", help="Token counts by ninfer-proposal (default: lower ids are more frequent)."
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Public model name.")] = None,
     device: Annotated[str, typer.Option("--device", help="Where encoders run: cpu, cuda, cuda:1.")] = "cpu",

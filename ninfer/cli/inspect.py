@@ -50,6 +50,7 @@ def summary(artifact: Artifact) -> dict[str, Any]:
         "artifact_id": artifact.artifact_id.hex(),
         "name": artifact.metadata.get("name"),
         "components": list(artifact.components),
+        "proposal": _proposal(artifact),
         "file_bytes": artifact.file_bytes,
         "payload_bytes": artifact.payload_bytes,
         "files": len(artifact.files),
@@ -87,6 +88,14 @@ def _object_lines(artifact: Artifact) -> list[str]:
             kind, what = "resource", record.encoding
         lines.append(f"{record.offset:>14} {record.bytes:>14} {kind:<8} {_text(what)} {_text(record.id)}")
     return lines
+
+
+def _proposal(artifact: Artifact) -> dict[str, Any] | None:
+    """The vocabulary of the head that drafts may be scored with, as the directory has it."""
+    text = artifact.components["text"].proposal
+    if text is None:
+        return None
+    return {"domain": text.domain} | ({} if text.rows is None else {"rows": text.rows})
 
 
 def _histogram(names: Any) -> dict[str, int]:

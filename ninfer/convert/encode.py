@@ -66,7 +66,7 @@ class Encoder:
 
     def run(self, plan: Plan, written: Callable[[int], None]) -> None:
         """Write everything; `written` hears, in the caller's thread, of each run of bytes."""
-        with _single_threaded_operators(), ThreadPoolExecutor(self._workers, "ninfer-convert") as pool:
+        with single_threaded_operators(), ThreadPoolExecutor(self._workers, "ninfer-convert") as pool:
             pending: deque[Future[int]] = deque()
             try:
                 for weight in plan.weights:
@@ -161,7 +161,7 @@ def _told(weight: Weight) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _single_threaded_operators() -> Iterator[None]:
+def single_threaded_operators() -> Iterator[None]:
     """PyTorch operators use one thread inside; threads started inside inherit that."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

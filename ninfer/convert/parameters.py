@@ -10,7 +10,8 @@ from ninfer.errors import ConversionError
 
 TEXT = "text"
 MTP = "mtp"
-KNOWN_COMPONENTS = ("text", "vision", "mtp", "dflash", "dflash2")
+DRAFTERS = ("mtp", "dflash", "dflash2")
+KNOWN_COMPONENTS = ("text", "vision", *DRAFTERS)
 
 
 @dataclass(frozen=True)

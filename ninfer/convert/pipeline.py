@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from ninfer.convert import recipes
 from ninfer.convert.catalog import Catalog
 from ninfer.convert.checkpoint import Checkpoint, check_same_model, open_checkpoint
 from ninfer.convert.encode import Encoder, Progress, default_workers
+from ninfer.convert.output import check_absent, check_space
 from ninfer.convert.parameters import KNOWN_COMPONENTS, TEXT, Geometry, declare
 from ninfer.convert.plan import Plan, Planner
 from ninfer.convert.proposal import ProposalOptions
@@ -30,7 +30,6 @@ from ninfer.errors import ConversionError
 CONVERTER = "ninfer-v3"
 MAX_FILE_BYTES = 32_000_000_000
 ROWS_PER_CHUNK = 512
-_JSON_ALLOWANCE = 64 << 20
 
 
 def convert(
@@ -91,7 +90,7 @@ def convert(
             provenance["ranking"] = str(proposal.ranking)
         record = None if ids is None else Proposal("indexed", len(ids))
         directory = _directory(plan, configs, record, texts, name, provenance)
-        _check_space(out, directory.payload_end)
+        check_space(out, directory.payload_end)
         prepared = time.monotonic()
         with ArtifactWriter(out, directory, max_file_bytes=max_file_bytes) as writer:
             written = _counter(directory.payload_end, progress)
@@ -134,10 +133,7 @@ def convert(
 
 def _check_arguments(out: Path, components: Sequence[str], rows_per_chunk: int, name: str | None) -> None:
     for path in (out, report_path(out)):
-        if os.path.lexists(path):
-            raise ConversionError(f"{path} exists already; choose another --out or remove it")
-    if not out.parent.is_dir():
-        raise ConversionError(f"the folder {out.parent} does not exist; create it first")
+        check_absent(path)
     if TEXT not in components or len(set(components)) != len(components):
         raise ConversionError(f"the components {', '.join(components)} must contain text, and none twice")
     for component in components:
@@ -222,16 +218,6 @@ def _directory(
 
 def _resource_id(role: str) -> str:
     return f"resource/{TEXT}/{role}"
-
-
-def _check_space(out: Path, payload: int) -> None:
-    free = shutil.disk_usage(out.parent).free
-    needed = payload + _JSON_ALLOWANCE
-    if needed > free:
-        raise ConversionError(
-            f"{out} needs {payload / 1e9:.2f} GB, but {out.parent} has only {free / 1e9:.2f} GB free; "
-            f"make room or choose another folder"
-        )
 
 
 def _counter(total: int, progress: Progress | None) -> Callable[[int], None]:

@@ -26,8 +26,8 @@ def penalized(sampling: SamplingParams) -> bool:
 class UnitWriter:
     """Owns the ingress record and fills it for one unit after the other.
 
-    `lane` numbers of tickets choose the rows of penalty counts. What a round repeats from the round before
-    (same rows, no new page) is left as it stands.
+    `lane` numbers of tickets choose the rows of penalty counts. What a round repeats from the round before is
+    left as it stands.
     """
 
     def __init__(self, shape: Shape, record: np.ndarray | None = None) -> None:
@@ -38,9 +38,13 @@ class UnitWriter:
         self._fields = {name: only[name] for name in only.dtype.names or ()}
         # Single numbers through NumPy cost a multiple of that.
         self._tokens, self._positions = only["tokens"].data, only["positions"].data
-        self._places = only["draw_position"].data
+        self._places, self._purposes = only["draw_position"].data, only["purpose"].data
         self._sources, self._targets = only["source_slots"].data, only["target_slots"].data
-        self._round: tuple[object, ...] = ()
+        self._round: tuple[int, ...] = ()
+        """What the record's round is: its width, and whose rows it has."""
+        self._pages: list[list[int]] = []
+        """Of these rows."""
+        self._masked: Items[tuple[int, int]] = ()
 
     def masks(self, row: int, drafts: int) -> np.ndarray:
         """Where the masks of a row of the next unit are to be written: int32 `[1 + drafts, words]`."""
@@ -102,7 +106,7 @@ class UnitWriter:
         """
         f = self._fields
         width = self.width(drafts)
-        same = (width, *((id(t), len(self._sequence(t).pages)) for t in tickets))
+        same = (width, *map(id, tickets))
         if same != self._round:
             self._header(Unit.ROUND, len(tickets), width)
             for row, (lane, ticket) in enumerate(zip(lanes, tickets, strict=True)):
@@ -111,31 +115,36 @@ class UnitWriter:
                     f["count_rows"][column] = -1
                 self._counts(row, lane, ticket.request, width)
                 f["purpose"][row * width] = Purpose.DECODE
-                self._table(row, self._sequence(ticket))
-            self._round = same
+            self._round, self._pages, self._masked = same, [[] for _ in tickets], ()
+        self._record["unit"] = Unit.ROUND  # a fold of the round before may stand there
         for row, (ticket, draft) in enumerate(zip(tickets, drafts, strict=True)):
             sequence = self._sequence(ticket)
             begin, frontier = row * width, sequence.frontier
             if sequence.recurrent:
                 self._sources[row], self._targets[row] = sequence.source, sequence.target
+            if sequence.pages != self._pages[row]:
+                self._pages[row] = list(sequence.pages)
+                self._table(row, sequence)
             self._tokens[begin] = sequence.ledger[frontier]
             self._positions[begin] = self._places[begin] = frontier
             if width == 1:
                 continue
             if self._shape.drafts:
                 f["limits"][row] = self.limit(ticket, frontier + 1 + len(draft))
-            for column, token in enumerate(draft, 1):
-                f["tokens"][begin + column] = token
-                f["positions"][begin + column] = f["draw_position"][begin + column] = frontier + column
-                f["purpose"][begin + column] = Purpose.DECODE
+            for place, token in enumerate(draft, 1):
+                column = begin + place
+                self._tokens[column] = token
+                self._positions[column] = self._places[column] = frontier + place
+                self._purposes[column] = Purpose.DECODE
             for column in range(begin + 1 + len(draft), begin + width):
-                f["tokens"][column], f["positions"][column], f["purpose"][column] = 0, -1, -1
-        if width > 1:
-            self._round = ()  # pages of drafts that aren't accepted are given back
-        for row, columns in masked:
-            begin, mask = row * width, row * self._shape.width
-            for column in range(width):
-                f["mask_row"][begin + column] = mask + column if column < columns else -1
+                self._tokens[column], self._positions[column], self._purposes[column] = 0, -1, -1
+        if masked or self._masked:
+            for row, _ in self._masked:
+                f["mask_row"][row * width : (row + 1) * width] = -1
+            for row, columns in masked:
+                mask = row * self._shape.width
+                f["mask_row"][row * width : row * width + columns] = np.arange(mask, mask + columns)
+            self._masked = masked
         return self._record
 
     def width(self, drafts: Items[Items[int]]) -> int:

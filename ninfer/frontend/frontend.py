@@ -168,6 +168,10 @@ class Frontend:
         """Ids of plain text, in which spellings of control tokens are text. Raises FrontendError."""
         return self._tokenizer.encode(str.__str__(text))
 
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each of many plain texts, as by `encode`, on all cores. Raises FrontendError."""
+        return self._tokenizer.encode_batch(texts)
+
     def decode(self, tokens: Iterable[int], *, keep_special: bool = False) -> str:
         """The text of `tokens`, special tokens left out unless asked for. Raises FrontendError."""
         return self._tokenizer.decode(tokens, keep_special=keep_special)

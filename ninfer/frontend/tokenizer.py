@@ -7,7 +7,7 @@ control tokens come only from characters that a template wrote (see `provenance`
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -55,6 +55,16 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of `text`. Spellings of control tokens become those only where the text is template text."""
         return self.encode_marked(text)[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each of many plain texts, as by `encode`, on all cores; nothing is kept of them."""
+        try:
+            # Of the library's ways to encode, the batch lets other threads run meanwhile.
+            return [one.ids for one in self._rust.encode_batch_fast(texts, add_special_tokens=False)]
+        except (UnicodeEncodeError, TypeError) as error:
+            raise FrontendError(
+                "The text contains an unpaired surrogate, which is not valid Unicode."
+            ) from error
 
     def encode_marked(self, text: str) -> tuple[list[int], list[Control]]:
         """Ids of `text` as by `encode`, and its control tokens in order."""
@@ -144,13 +154,7 @@ class Tokenizer:
         into += ids
 
     def _encode_plain(self, text: str) -> list[int]:
-        try:
-            # Of the library's ways to encode, the batch lets other threads run meanwhile.
-            return self._rust.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        except (UnicodeEncodeError, TypeError) as error:
-            raise FrontendError(
-                "The text contains an unpaired surrogate, which is not valid Unicode."
-            ) from error
+        return self.encode_batch([text])[0]
 
 
 class _SegmentCache:

@@ -61,8 +61,8 @@ def load(
         raise ModelError(f"{artifact.path} has no MTP layer; leave out --spec mtp{'' if never else again}")
     if proposal and artifact.components["text"].proposal is None:
         raise ModelError(
-            f"{artifact.path} has no proposal head; leave out --lm-head-draft, or convert the checkpoint "
-            f"again with --proposal"
+            f"{artifact.path} has no proposal head; leave out --lm-head-draft, or make an artifact with one "
+            f"(ninfer-proposal)"
         )
     used = ("text/", *(("mtp/",) if predictor else ()), *(("proposal/",) if proposal else ()))
     device = torch.device(device)

@@ -11,6 +11,9 @@ import torch
 
 import ninfer
 from ninfer.api import Done, Engine, EngineOptions, GenerationOptions, Scorer, ScorerOptions
+from ninfer.artifact import Artifact
+from ninfer.convert.attach import Attachment
+from ninfer.convert.proposal import choose
 
 NANO = (
     Path(os.environ.get("MODELS", Path(__file__).parents[2] / "models")).expanduser() / "ninfer-nano.ninfer"
@@ -27,10 +30,10 @@ pytestmark = [
 ]
 
 
-def answers(device: str, prompts: list[str], **options) -> list[tuple[int, ...]]:
+def answers(device: str, prompts: list[str], model: Path = NANO, **options) -> list[tuple[int, ...]]:
     """Token ids of greedy answers, one after the other, then all at a time; they must be the same."""
     choice = EngineOptions(device=device, max_context=4096, **options)
-    with Engine.load(NANO, choice) as engine:
+    with Engine.load(model, choice) as engine:
         messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
         alone = [ids(engine.chat(message, GREEDY)) for message in messages]
         together = [engine.chat(message, GREEDY) for message in messages]
@@ -65,6 +68,25 @@ def test_drafts_change_no_answer() -> None:
         assert answers("cuda", prompts, **spec) == wanted
         assert answers("cuda", prompts, max_concurrency=2, kv_capacity=8192, **spec) == wanted
     assert answers("cuda", prompts, cuda_graph=False, spec="mtp", draft_tokens=3) == wanted
+
+
+def test_drafts_by_a_proposal_head_change_no_answer(tmp_path: Path) -> None:
+    model = tmp_path / "nano.ninfer"
+    with Artifact.open(NANO) as artifact:
+        attachment = Attachment(artifact, 4096, model)
+        counts = np.arange(attachment.vocab, 0, -1)
+        attachment.write(choose(counts, attachment.tokens, attachment.rows), {})
+    prompts = ["What is 17 + 25?", "Write a short story about a fox."]
+    wanted = answers("cuda", prompts)
+    spec = {"spec": "mtp", "draft_tokens": 3, "lm_head_draft": True}
+    assert answers("cuda", prompts, model, **spec) == wanted
+    assert answers("cuda", prompts, model, max_concurrency=2, kv_capacity=8192, **spec) == wanted
+    assert answers("cuda", prompts, model, cuda_graph=False, **spec) == wanted
+    with Engine.load(model, EngineOptions(device="cuda", max_context=4096, **spec)) as engine:
+        *_, done = engine.chat([{"role": "user", "content": prompts[1]}], GREEDY)
+    assert isinstance(done, Done)
+    # Drafts of wrong rows, or of rows that aren't mapped to their tokens, would hardly ever stand.
+    assert done.statistics.accepted_tokens > 0.15 * done.statistics.drafted_tokens
 
 
 def test_what_is_described() -> None:

@@ -14,7 +14,7 @@ from ninfer.api.loading import load_frontend, opened
 from ninfer.api.synthetic import Synthetic, is_synthetic
 from ninfer.api.synthetic.geometries import ALIASES, GEOMETRIES
 from ninfer.api.synthetic.profiles import PROFILES
-from ninfer.artifact import TensorObject
+from ninfer.artifact import Proposal, TensorObject
 from ninfer.artifact.layouts import decode_rows
 from ninfer.artifact.verify import check_tensor
 from ninfer.errors import ArtifactError, ModelError, OptionError
@@ -184,8 +184,30 @@ def test_a_qwen_may_have_an_mtp_layer() -> None:
         )
         assert isinstance(done, Done)
         assert done.statistics.drafted_tokens > 0
-    for name in ("tiny/quasar+vision", "tiny/quasar+", "smollm2/bf16+mtp"):
+    for name in ("tiny/quasar+vision", "tiny/quasar+", "tiny/quasar+proposal", "smollm2/bf16+mtp+proposal"):
         with pytest.raises(OptionError, match="there is no model"):
             Engine.load(f"synthetic:{name}")
     with pytest.raises(ModelError, match="has no MTP layer"):
         Engine.load("synthetic:tiny/quasar", EngineOptions(spec="mtp", draft_tokens=2))
+    with pytest.raises(ModelError, match="has no proposal head"):
+        Engine.load(
+            "synthetic:tiny/quasar+mtp", EngineOptions(spec="mtp", draft_tokens=2, lm_head_draft=True)
+        )
+
+
+def test_a_qwen_may_have_a_proposal_head() -> None:
+    big = Synthetic("synthetic:27b/quasar+mtp+proposal")
+    assert big.components["text"].proposal == Proposal("indexed", 131_072)
+    (head,), (ids,) = big.parameter("proposal/head"), big.parameter("proposal/token_ids")
+    assert big.tensor(head.object).shape == (131_072, 5120)
+    assert big.tensor(head.object).format == "q4_g64_fp16"
+    tokens = big.object_tensor(ids.object, CPU).view(torch.int32)
+    assert tokens.unique().numel() == len(tokens) == 131_072
+    assert 0 <= int(tokens.min()) <= int(tokens.max()) < 248_077
+    options = EngineOptions(spec="mtp", draft_tokens=2, lm_head_draft=True, threads=1)
+    with Engine.load("synthetic:tiny/quasar+mtp+proposal", options) as engine:
+        *_, done = engine.generate(
+            [5, 6, 7], GenerationOptions(max_new=12, temperature=0, ignore_model_stops=True)
+        )
+        assert isinstance(done, Done)
+        assert done.statistics.drafted_tokens > 0

@@ -13,8 +13,8 @@ import pytest
 from ninfer.cli.inspect import main
 from tests.artifact import build
 
-FIELDS = ["path", "version", "artifact_id", "name", "components", "file_bytes", "payload_bytes", "files"]
-FIELDS += ["objects", "tensors", "resources", "bindings", "uses", "formats", "layouts"]
+FIELDS = ["path", "version", "artifact_id", "name", "components", "proposal", "file_bytes", "payload_bytes"]
+FIELDS += ["files", "objects", "tensors", "resources", "bindings", "uses", "formats", "layouts"]
 
 
 @pytest.fixture
@@ -36,6 +36,7 @@ def test_json(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "artifact_id": build.ID.hex(),
         "name": "toy – ü",
         "components": ["text", "mtp"],
+        "proposal": {"domain": "indexed", "rows": 12},
         "file_bytes": total,
         "payload_bytes": payload,
         "files": 3,

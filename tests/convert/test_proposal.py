@@ -11,6 +11,7 @@ import torch
 
 from ninfer.artifact import Artifact
 from ninfer.convert import ProposalOptions, convert
+from ninfer.convert.proposal import Tokens, choose, read_counts
 from ninfer.errors import ConversionError
 
 from . import exporter, tiny
@@ -90,10 +91,58 @@ def test_from_a_quantized_gguf(source, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("counts", "special", "rows", "expected"),
+    [
+        pytest.param([5, 5, 0, 9, 5, 1, 0, 3, 99, 99], {2, 7}, 5, [3, 0, 1, 7, 2], id="rows-of-no-token"),
+        pytest.param([4, 4, 4, 4], {0}, 3, [1, 2, 0], id="equal-counts-forced-last"),
+        pytest.param([4, 4, 4, 4], {0, 3}, 4, [1, 2, 0, 3], id="all-tokens"),
+        pytest.param([9, 2, 9, 7, 9, 2], {1, 3, 5}, 2, [3, 1], id="more-forced-than-rows"),
+        pytest.param([9, 2, 9, 7, 9, 2], {1, 3, 5}, 3, [3, 1, 5], id="as-many-forced-as-rows"),
+        pytest.param([0, 0, 0, 0, 1], set(), 3, [4, 0, 1], id="never-counted-by-id"),
+        pytest.param([0, 0, 7, 0, 1], {1}, 4, [2, 4, 0, 1], id="never-counted-before-forced"),
+        pytest.param([1, 2**62, 2**63 - 1], set(), 2, [2, 1], id="large-counts"),
+        pytest.param([3, 1, 2], {1}, 1, [1], id="one-row-is-forced"),
+    ],
+)
+def test_the_rule(counts: list[int], special: set[int], rows: int, expected: list[int]) -> None:
+    tokens = Tokens(min(len(counts), 8), frozenset(special))
+    assert choose(np.array(counts), tokens, rows).tolist() == expected
+
+
+def test_the_usual_size_is_clipped_to_the_vocabulary(source, tmp_path: Path) -> None:
+    report = convert(source[0], tmp_path / "o.ninfer", components=("text", "mtp"), proposal=ProposalOptions())
+    with Artifact.open(report.path) as artifact:
+        record = artifact.components["text"].proposal
+        assert record is not None
+        assert record.rows == TOKENS
+    assert Tokens(248_077, frozenset()).rows(None) == 131_072
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (np.zeros(10, "<i8").tobytes(), "nothing but zeros"),
+        (np.array([1] * 9 + [-1], "<i8").tobytes(), "negative count for token 9"),
+        (b"", "has 0 bytes; it must hold rows of 10 8-byte counts, one for each row of the model's"),
+        (bytes(81), "has 81 bytes"),
+        (None, "cannot be read: No such file"),
+    ],
+)
+def test_rankings_that_are_none(tmp_path: Path, data: bytes | None, message: str) -> None:
+    path = tmp_path / "counts"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(ConversionError, match=message):
+        read_counts(path, 10)
+    with pytest.raises(ConversionError, match="is no regular file"):
+        read_counts(tmp_path, 10)
+
+
+@pytest.mark.parametrize(
     ("components", "rows", "size", "message"),
     [
         (("text",), 8, None, "serves a draft component"),
-        (("text", "mtp"), 71, None, "the tokenizer has 70"),
+        (("text", "mtp"), 71, None, "from 1 to 70 rows, as many as the tokenizer has tokens, not 71"),
         (("text", "mtp"), 8, 100, "has 100 bytes; it must hold rows of 80 8-byte counts"),
     ],
 )

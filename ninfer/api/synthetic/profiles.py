@@ -13,7 +13,7 @@ import torch
 from ninfer import formats
 from ninfer.artifact import encoded_bytes
 from ninfer.artifact.sizes import default_layout
-from ninfer.convert import recipes
+from ninfer.convert import proposal, recipes
 from ninfer.convert.catalog import Catalog
 from ninfer.convert.parameters import Geometry, Parameter, declare
 from ninfer.convert.plan import Plan, Planner
@@ -87,16 +87,21 @@ PROFILES: dict[str, Profile] = {
 }
 
 
-def plan(configs: Mapping[str, Mapping[str, Any]], profile: Profile) -> Plan:
+def plan(configs: Mapping[str, Mapping[str, Any]], profile: Profile, proposal_rows: int = 0) -> Plan:
     """Objects, bindings and uses of a model's components, as a conversion by the profile's recipe makes
-    them."""
+    them; with a proposal head if it has rows."""
     config = configs["text"]
     parameters = declare(configs)
+    if proposal_rows:
+        declared = proposal.declare(proposal_rows, config["hidden_size"], configs)
+        parameters |= {parameter.name: parameter for parameter in declared}
     catalog = _Catalog(parameters, Geometry.of(config), profile)
     run = Recipe(configs, catalog)
     if config["tie_word_embeddings"]:
         run.share(recipes.HEAD, recipes.EMBEDDING)
     recipes.load(profile.recipe)(run)
+    if proposal_rows:
+        proposal.configure(run)
     check(parameters, run.choices)
     return Planner(catalog, run.choices).plan()
 
