@@ -149,7 +149,7 @@ def main() -> None:
             max_context=4096, device=given.device, threads=given.threads, warm_up=True,
             cuda_graph=not given.no_cuda_graph, spec="mtp" if drafts else None, draft_tokens=drafts,
             lm_head_draft=bool(drafts) and given.lm_head_draft, max_concurrency=rows,
-            kv_capacity=4096 * rows,
+            kv_capacity=4096 * rows, pending_timeout=None,
         )  # fmt: skip
         return Engine.load(given.model, options)
 

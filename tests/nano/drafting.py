@@ -51,7 +51,7 @@ class Engines:
 def engines(device: str, **changes: Any) -> Iterator[Engines]:
     chosen = {
         "max_context": 4096, "prefill_chunk": 256, "kv_dtype": "int8", "threads": 1, "device": device,
-        **changes,
+        "pending_timeout": None, **changes,
     }  # fmt: skip
     spec = {"spec": "mtp", "draft_tokens": DRAFTS, "max_concurrency": 2, "kv_capacity": 8192}
 
@@ -150,7 +150,9 @@ def compare(
 ) -> list[Compared]:
     """An AssertionError if a token in dispute is more than half a logit behind. The last ones come a
     second time."""
-    chosen: dict[str, Any] = {"max_context": 4096, "threads": 1, "device": device}
+    chosen: dict[str, Any] = {
+        "max_context": 4096, "threads": 1, "device": device, "pending_timeout": None
+    }  # fmt: skip
     asked, found = list(tasks(names, 1)), []
     with Engine.load(NANO, EngineOptions(**chosen)) as plain:
         wanted = answers(plain, asked, limit=limit)
