@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from bench.speculation import GREEDY, Parting, answers, likeliest, parting, summary, tasks
@@ -281,6 +282,14 @@ def replay(engine: Engine, plain: Engine, text: str) -> tuple[list[Told], int]:
     after = [*tokens, *ended.ids, *other.tokens[-20:]]
     told = ask(after, len(tokens) + place)
     near += parted(plain, after, told.ids, answer(plain, after).ids)
+    cold, cached = (
+        median(
+            answer(engine, prompt, prefix_reuse=reuse, max_new=1, logprobs=None).prefill_seconds
+            for _ in range(3)
+        )
+        for reuse in (False, True)
+    )
+    assert cached < cold
     return said, near
 
 
