@@ -45,7 +45,7 @@ def check_company(
     than 16 columns take the route of prefill chunks, whose bits are others: only there may a near-tie fall
     the other way."""
     asked = prompts(8, seed)
-    parted, compared, accepted = 0, 0, 0
+    parted = compared = wide = accepted = 0
     with Desk(loaded(name, predictor=False), context=256) as plain:
         wanted = {
             (tuple(prompt), one): plain.ask(prompt, count, sampling=one).ids
@@ -65,9 +65,10 @@ def check_company(
                 parts = differences(loaded(name), prompt, ids, wanted[tuple(prompt), one], sampling=one)
                 assert parts == 0 or rows * (1 + drafts) > 16
                 parted += parts
+                wide += rows * (1 + drafts) > 16
     assert accepted > compared
-    assert parted <= max(2, compared // 6)
-    return f"{name}, {drafts} drafts: {parted} of {compared} answers part"
+    assert parted <= wide // 2  # scores of random weights are nearly the same, and answers long
+    return f"{name}, {drafts} drafts: {parted} of {compared} answers part, of {wide} in wide rounds"
 
 
 SAMPLED_TOO = (
