@@ -122,19 +122,28 @@ class Predictor(Protocol):
     only.
 
     Its batches hold, for a column at position p of a sequence x, the token x[p + 1] and position p; `hidden`
-    `[T, hidden_size]` has the model's hidden states h[p], or what `forward` gave for position p - 1. `pages`
+    `[T, hidden_size]` has the model's hidden states h[p], or the predictor's own for position p - 1. `pages`
     is the last layer of the cache. Source and target slots of a batch mean nothing here.
     """
 
     token_ids: torch.Tensor | None
-    """int32 `[rows]`: the tokens that `logits` scores; None: all public ones."""
+    """int32 `[rows]`: the tokens that `score` scores; None: all public ones."""
 
-    def forward(self, batch: Batch, hidden: torch.Tensor, pages: KvPages) -> torch.Tensor:
-        """`[T, hidden_size]` whose `logits` score x[p + 2]; appends keys and values."""
+    def forward(
+        self,
+        batch: Batch,
+        hidden: torch.Tensor,
+        pages: KvPages,
+        last: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """`[T, hidden_size]` from which `score` scores x[p + 2]; appends keys and values.
+
+        With `last` = (number, position) int32 `[rows]` each, only that of one column of each row is wanted,
+        `[rows, hidden_size]`: of column number - 1, which stands at the position."""
         ...
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """FP32 `[n, rows]` for `hidden` `[n, hidden_size]`."""
+    def score(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """FP32 `[n, rows]` for what `forward` gave, `[n, hidden_size]`; and as many hidden states."""
         ...
 
     def fill(self, batch: Batch, hidden: torch.Tensor, pages: KvPages) -> None:
@@ -145,8 +154,8 @@ class Predictor(Protocol):
         """As `Model.workspace_bytes`, of `fill`."""
         ...
 
-    def round_bytes(self, columns: int, context: int) -> int:
-        """As `Model.round_bytes`, of `forward`."""
+    def round_bytes(self, columns: int, context: int, wanted: int) -> int:
+        """As `Model.round_bytes`, of `forward` for so many columns, of which some are wanted."""
         ...
 
 

@@ -15,7 +15,15 @@ from ninfer.ops.delta import (
     gdn_gating,
 )
 from ninfer.ops.embedding import embedding
-from ninfer.ops.fused import GdnMixer, fold_gdn, gdn_mix, norm_linear, norm_linear_swiglu
+from ninfer.ops.fused import (
+    GdnMixer,
+    embedding_pair,
+    fold_gdn,
+    gdn_mix,
+    norm_linear,
+    norm_linear_swiglu,
+    norm_logits,
+)
 from ninfer.ops.gate import sigmoid_mul
 from ninfer.ops.linear import linear, linear_swiglu, logits
 from ninfer.ops.norms import gated_rms_norm, rms_norm
@@ -34,7 +42,7 @@ from ninfer.ops.sampling import (
     token_logprobs,
     uniform,
 )
-from ninfer.ops.speculation import accept, count_drafts, keep_last, next_draft, norm_pair
+from ninfer.ops.speculation import accept, count_drafts, keep_last, last_columns, next_draft, norm_pair
 from ninfer.ops.weights import (
     ActivationPolicy,
     Encoded,
@@ -74,6 +82,7 @@ __all__ = [
     "count_tokens",
     "draw",
     "embedding",
+    "embedding_pair",
     "fold_conv",
     "fold_delta_net",
     "fold_gdn",
@@ -83,6 +92,7 @@ __all__ = [
     "gdn_gating",
     "gdn_mix",
     "keep_last",
+    "last_columns",
     "linear",
     "linear_swiglu",
     "logits",
@@ -90,6 +100,7 @@ __all__ = [
     "next_draft",
     "norm_linear",
     "norm_linear_swiglu",
+    "norm_logits",
     "norm_pair",
     "paged_attention",
     "place",

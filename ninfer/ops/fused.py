@@ -50,6 +50,34 @@ def norm_linear(
     return module.linear(h, w, None), h
 
 
+def norm_logits(
+    x: torch.Tensor, gain: torch.Tensor, eps: float, unit_offset: bool, head: Matrix, public_rows: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`h = rms_norm(x)` and `logits(h, head, public_rows)`: `(float32 [T, public_rows], h [T, K])`."""
+    module = backend(x.device.type)
+    fused = getattr(module, "norm_logits", None)
+    if fused is not None:
+        return fused(x, gain, eps, unit_offset, head, public_rows)
+    h = module.rms_norm(x, gain, eps, unit_offset)
+    return module.logits(h, head, public_rows), h
+
+
+def embedding_pair(
+    ids: torch.Tensor,
+    table: Matrix,
+    hidden: torch.Tensor,
+    gain: torch.Tensor,
+    hidden_gain: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """`norm_pair` of the embeddings of `ids [T]` and `hidden [T, H]`: `[T, 2 H]`."""
+    module = backend(hidden.device.type)
+    fused = getattr(module, "embedding_pair", None)
+    if fused is not None:
+        return fused(ids, table, hidden, gain, hidden_gain, eps)
+    return module.norm_pair(module.embedding(ids, table, hidden.dtype), hidden, gain, hidden_gain, eps)
+
+
 def norm_linear_swiglu(
     x: torch.Tensor, gain: torch.Tensor, eps: float, unit_offset: bool, gate_up: Matrix
 ) -> torch.Tensor:

@@ -17,8 +17,6 @@ import torch
 from ninfer import ops
 from ninfer.models import Batch, Cache, Model
 
-_GREEDY = ops.SamplingParams(temperature=0.0)
-
 
 class Predict:
     """Works on the Program's cache and buffers; `drafts` int32 `[rows, drafts]` receives what it proposes."""
@@ -35,18 +33,6 @@ class Predict:
         self._predictor = model.predictor
         self._pages, self._states = cache.kv[-1], cache.hidden
         self._fields, self._drafts = fields, drafts
-        scored = model.public_tokens if self._predictor.token_ids is None else len(self._predictor.token_ids)
-        self._none = torch.zeros((0, scored), dtype=torch.int32, device=model.device)
-        """No counts: drafts know of no penalties."""
-        if model.device.type != "cpu":
-            torch.cuda.synchronize(model.device)  # units run on another stream than this
-        rows = len(drafts)
-        self._draws = [
-            ops.Draws.of(
-                [_GREEDY] * count, [0] * count, [ops.Purpose.PROPOSAL] * count, [-1] * count, model.device
-            )
-            for count in range(1, rows + 1)
-        ]
 
     def follow(self, batch: Batch, hidden: torch.Tensor, source: int, target: int) -> None:
         """After columns of one row that are committed as they are: pair them with the hidden states before
@@ -64,25 +50,23 @@ class Predict:
 
     def round(self, batch: Batch, hidden: torch.Tensor, stand: torch.Tensor, last: torch.Tensor) -> None:
         """Draft after a round: `batch` has the tokens that follow those that stand and their positions,
-        `hidden` is the model's; the rest as `ops.accept` returns it."""
-        self.keep(hidden, stand)
-        guesses = self._predictor.forward(batch, hidden, self._pages)
-        self._draft(ops.keep_last(guesses, stand), last, batch.rows)
+        `hidden` is the model's; the rest as `ops.accept` returns it, which has kept a hidden state of each
+        row."""
+        self._draft(self._predictor.forward(batch, hidden, self._pages, (stand, last)), last, batch.rows)
 
     def keep(self, hidden: torch.Tensor, counts: torch.Tensor) -> None:
         """Leave the hidden state of the last committed column of each row in its target slot."""
         ops.keep_last(hidden, counts, self._states, self._fields["target_slots"][: len(counts)])
 
     def _draft(self, guesses: torch.Tensor, positions: torch.Tensor, rows: int) -> None:
-        limits, draws, steps = self._fields["limits"][:rows], self._draws[rows - 1], self._drafts.shape[1]
+        limits, steps = self._fields["limits"][:rows], self._drafts.shape[1]
         for step in range(steps):
-            scores = self._predictor.logits(guesses)
-            drawn = ops.draw(scores, draws, self._none)
+            scores, hidden = self._predictor.score(guesses)
             tokens, positions = ops.next_draft(
-                drawn, positions, limits, self._drafts, step, self._predictor.token_ids
+                scores, positions, limits, self._drafts, step, self._predictor.token_ids
             )
             if step + 1 < steps:
-                guesses = self._predictor.forward(self._batch(tokens, positions, rows), guesses, self._pages)
+                guesses = self._predictor.forward(self._batch(tokens, positions, rows), hidden, self._pages)
 
     def _batch(self, tokens: torch.Tensor, positions: torch.Tensor, rows: int) -> Batch:
         f = self._fields

@@ -84,8 +84,8 @@ def _round_bytes(model: Model, rows: int, width: int, context: int) -> int:
     count, scores = rows * width, 4 * model.public_tokens
     kept = model.round_bytes(count, context) + scores * count
     if model.predictor is not None:
-        kept += model.predictor.round_bytes(count, context)
-        kept += (width - 1) * (model.predictor.round_bytes(rows, context) + scores * rows)
+        kept += model.predictor.round_bytes(count, context, rows)
+        kept += (width - 1) * (model.predictor.round_bytes(rows, context, rows) + scores * rows)
     return kept
 
 
@@ -259,18 +259,20 @@ class Program:
         batch = self._batch(rows, columns)
         hidden = self._model.forward(batch, self._cache, self._records if columns > 1 else None)
         logits = self._model.logits(hidden)
-        counting = batch.tokens, batch.positions, self._fields["count_rows"][:count], self._counts
+        counting = self._fields["count_rows"][:count], self._counts
         if self._predict is None:
-            ops.count_tokens(batch.tokens, self._fields["count_rows"][:count], self._counts)
+            ops.count_tokens(batch.tokens, *counting)
         else:
-            ops.count_drafts(*counting, rows)
+            ops.count_drafts(batch.tokens, batch.positions, *counting, rows)
         drawn = self._draw(logits, count)
         if columns > 1:
             stand = self._stand[:rows]
-            following, kept, last = ops.accept(drawn, batch.tokens, batch.positions, stand)
+            keeping = ()
+            if self._predict is not None:
+                keeping = *counting, hidden, self._cache.hidden, batch.target_slots
+            following, kept, last = ops.accept(drawn, batch.tokens, batch.positions, stand, *keeping)
             self._advance(rows, stand)
             if self._predict is not None:
-                ops.count_drafts(*counting, rows, stand)
                 accepted = replace(batch, tokens=following, positions=kept)
                 self._predict.round(accepted, hidden, stand, last)
         return drawn, hidden

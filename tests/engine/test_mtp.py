@@ -134,13 +134,14 @@ def formula(model: Model, ledger: list[int], count: int) -> tuple[list[list[floa
 
     with torch.inference_mode():
         hidden = model.forward(batch(ledger[:-1], 0), memory)
-        m = model.predictor.forward(batch(ledger[1:], 0), hidden, memory.kv[-1])[-1:]
+        x = model.predictor.forward(batch(ledger[1:], 0), hidden, memory.kv[-1])[-1:]
         found, pages = [], memory.kv[-1]
         known = torch.stack([plane.flatten(0, 1)[: total - 1].clone() for plane in (pages.k, pages.v)])
         for step in range(count):
-            scores = model.logits(m)
+            scores, m = model.predictor.score(x)
+            assert torch.equal(scores, model.logits(m))
             found.append(scores[0].tolist())
-            m = model.predictor.forward(batch([int(scores.argmax())], total - 1 + step), m, memory.kv[-1])
+            x = model.predictor.forward(batch([int(scores.argmax())], total - 1 + step), m, memory.kv[-1])
         return found, known
 
 
@@ -288,7 +289,7 @@ def p_value(counts: np.ndarray, wanted: np.ndarray) -> float:
 class Rules:
     """Which drafts stand; do penalties know of drafts before them; has each column its own random number?"""
 
-    accept: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], object] = ops.accept
+    accept: Callable[..., object] = ops.accept
     overlay: bool = True
     own_numbers: bool = True
 
@@ -324,8 +325,7 @@ def continuations(sampling: SamplingParams, rules: Rules) -> np.ndarray:
             draws = ops.Draws.of(every, keys, purposes, count_rows.tolist())
             drawn = ops.draw(torch.tensor(rows), draws, known)
             stand = torch.zeros(TOGETHER, dtype=torch.int32)
-            rules.accept(drawn, fed, positions, stand)
-            ops.count_drafts(fed, positions, count_rows, counts, TOGETHER, stand)
+            rules.accept(drawn, fed, positions, stand, count_rows, counts)
             for row, one in enumerate(said):
                 if len(one) < 3:
                     one += drawn[row * width : row * width + int(stand[row])].tolist()
@@ -335,9 +335,13 @@ def continuations(sampling: SamplingParams, rules: Rules) -> np.ndarray:
 
 
 def too_kind(
-    drawn: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, produced: torch.Tensor
+    drawn: torch.Tensor,
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    produced: torch.Tensor,
+    *_: torch.Tensor,
 ) -> None:
-    """A wrong rule: a draft stands if the draw came near it."""
+    """A wrong rule: a draft stands if the draw came near it. Counts are left alone."""
     rows = len(produced)
     drawn, tokens, positions = (x.view(rows, -1) for x in (drawn, tokens, positions))
     agree = ((drawn[:, :-1] - tokens[:, 1:]).abs() <= 1) & (positions[:, 1:] >= 0)
@@ -346,13 +350,17 @@ def too_kind(
 
 
 def rarely_kind(
-    drawn: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, produced: torch.Tensor
+    drawn: torch.Tensor,
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    produced: torch.Tensor,
+    *counting: torch.Tensor,
 ) -> None:
     """A wrong rule: in one of eight rows the first draft stands, whatever was drawn."""
     rows = len(produced)
     chosen = (torch.arange(rows) % 8 == 0) & (positions.view(rows, -1)[:, 1] >= 0)
     drawn.view(rows, -1)[chosen, 0] = tokens.view(rows, -1)[chosen, 1]
-    ops.accept(drawn, tokens, positions, produced)
+    ops.accept(drawn, tokens, positions, produced, *counting)
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)

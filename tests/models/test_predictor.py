@@ -41,7 +41,7 @@ def batch(tokens: torch.Tensor, begin: int) -> Batch:
 
 def run(model: Model, pages: KvPages, tokens: torch.Tensor, hidden: torch.Tensor, begin: int) -> torch.Tensor:
     assert model.predictor is not None
-    return model.predictor.forward(batch(tokens, begin), hidden, pages)
+    return model.predictor.score(model.predictor.forward(batch(tokens, begin), hidden, pages))[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
@@ -109,12 +109,13 @@ def test_a_proposal_head_scores_fewer_tokens(tmp_path: Path) -> None:
             models.load(artifact, predictor=True, proposal=True, public_tokens=190)
     assert small.predictor is not None
     assert full.predictor is not None
-    hidden = torch.randn(3, small.hidden_size).bfloat16()
+    x = torch.randn(3, small.hidden_size).bfloat16()
     assert small.predictor.token_ids is not None
     assert small.predictor.token_ids.tolist() == IDS
     assert full.predictor.token_ids is None
-    assert torch.equal(full.predictor.logits(hidden), full.logits(hidden))
-    assert torch.equal(small.predictor.logits(hidden), full.logits(hidden)[:, IDS])
+    scores, hidden = full.predictor.score(x)
+    assert torch.equal(scores, full.logits(hidden))
+    assert torch.equal(small.predictor.score(x)[0], scores[:, IDS])
 
 
 def test_a_missing_proposal_head_is_refused(tmp_path: Path) -> None:

@@ -52,10 +52,15 @@ def test_greedy_answers_to_all_tasks(drafts: int, record_property) -> None:
     report(compare("cpu", names, [drafts], (1, 2, 4, 7, 8), 100), record_property)
 
 
-@pytest.mark.parametrize(("name", "share"), [("jsonl32_variant", 0.7), ("story", 0.5)])
-def test_most_drafts_stand(drafting: Engine, name: str, share: float) -> None:
-    statistics = ask(drafting, held_out(name, 0)).statistics
-    assert statistics.accepted_tokens > share * statistics.drafted_tokens
+@pytest.mark.parametrize(
+    ("names", "share"),
+    [(("jsonl32_variant",), 0.95), (("csv", "json_schema", "sort", "copy"), 0.8), (("story",), 0.85)],
+)
+def test_most_drafts_stand(drafting: Engine, names: tuple[str, ...], share: float) -> None:
+    """The requirements are 80 % of structured answers and 35 % of stories."""
+    found = [ask(drafting, held_out(name, index)).statistics for name in names for index in range(2)]
+    accepted, drafted = (sum(getattr(s, f"{what}_tokens") for s in found) for what in ("accepted", "drafted"))
+    assert accepted >= share * drafted
 
 
 def test_defaults_with_penalties_and_sampling_are_those_of_plain_decoding(

@@ -50,7 +50,13 @@ class ToyPredictor:
         self._recurrent, self._lies = recurrent, lies
         self.token_ids: torch.Tensor | None = None
 
-    def forward(self, batch: Batch, hidden: torch.Tensor, pages: KvPages) -> torch.Tensor:
+    def forward(
+        self,
+        batch: Batch,
+        hidden: torch.Tensor,
+        pages: KvPages,
+        last: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
         self.fill(batch, hidden, pages)
         keys, firsts = pages.k.view(-1), pages.v.view(-1)
         out = torch.zeros(len(batch.tokens), PUBLIC)
@@ -64,10 +70,10 @@ class ToyPredictor:
             wrong = self._lies(len(ledger))
             wrong |= int(hidden[column].argmax()) != expected_token(ledger[:-1], self._recurrent)
             out[column, (expected_token(ledger, self._recurrent) + wrong) % PUBLIC] = 5.0
-        return out
+        return out if last is None else out.view(batch.rows, width, -1)[range(batch.rows), last[0] - 1]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden.float()
+    def score(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.float(), x
 
     def fill(self, batch: Batch, hidden: torch.Tensor, pages: KvPages) -> None:
         width = len(batch.tokens) // batch.rows
@@ -85,7 +91,7 @@ class ToyPredictor:
     def workspace_bytes(self, columns: int, context: int) -> int:
         return 4 * PUBLIC * columns
 
-    def round_bytes(self, columns: int, context: int) -> int:
+    def round_bytes(self, columns: int, context: int, wanted: int) -> int:
         return 4 * PUBLIC * columns
 
 

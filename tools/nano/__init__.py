@@ -11,6 +11,7 @@ See README.md in this folder for the commands.
 | `mix.py`, `documents.py`, `batches.py`, `packing.py` | from texts and tasks to a step's tokens |
 | `model.py` (`delta.py`), `muon.py`, `quantized.py` | forward pass, optimizer, NVFP4 in training |
 | `legs.py`, `train.py`, `evaluate.py` | the whole training, a leg of it, what it reached |
+| `recursion.py` | further training of the MTP layer, for drafts of several tokens |
 | `plot.py`, `runs/` | loss curves; the logs of the training that was run |
 | `check.py`, `proof.py` | on the GPU, before training |
 | `shards.py`, `checkpoint.py` | what the training writes; the Hugging Face folder |

@@ -20,10 +20,12 @@ from bench.tasks.task import Split
 from ninfer.errors import NInferError
 from tools.nano.corpus import read_documents
 from tools.nano.documents import Document, Encoder
+from tools.nano.geometry import CONTEXT
 from tools.nano.mix import PIECES, SOURCES, TASKS, TEXT
 from tools.nano.packing import room
 
 _PATIENCE = 120  # seconds for a batch
+_TRIES = 200  # to draw an instance that is short enough
 IGNORED = 255  # the source of tokens that are not learned
 _FILES = {"prose": "prose", "code-files": "code"}
 
@@ -42,16 +44,22 @@ class Batch:
 
 
 class Sampler:
-    """Draws documents so that each source's tokens keep to its share."""
+    """Draws documents so that each source's tokens keep to its share of `shares`.
 
-    def __init__(self, texts: Mapping[str, Sequence[str]], encoder: Encoder, seed: str, split: Split) -> None:
+    longest: of a document, in tokens; tasks that are longer are left out, texts are cut.
+    """
+
+    def __init__(
+        self, texts: Mapping[str, Sequence[str]], encoder: Encoder, seed: str, split: Split,
+        shares: Mapping[str, float] = TEXT | TASKS, longest: int = CONTEXT,
+    ) -> None:  # fmt: skip
         self._random = random.Random(seed)
         self._encoder = encoder
         self._split: Split = split
         self._texts = texts
         self._encoded: dict[tuple[str, int], np.ndarray] = {}
         self._makers = generators()
-        shares = TEXT | TASKS
+        self._longest = longest
         self._shares = {name: share / sum(shares.values()) for name, share in shares.items()}
         self._drawn = dict.fromkeys(self._shares, 0.0)
         self._waiting: tuple[int, Document] | None = None
@@ -76,6 +84,17 @@ class Sampler:
             ends.append(tokens)
         return Batch(ids, sources, np.array(ends, dtype=np.int32))
 
+    def rows(self, tokens: int, rows: int) -> Batch:
+        """Pack into `rows` equal parts of `tokens` that no document crosses."""
+        length = tokens // rows
+        parts = [self.batch(length) for _ in range(rows)]
+        ends = [[0], *(part.ends[1:] + index * length for index, part in enumerate(parts))]
+        return Batch(
+            np.concatenate([part.tokens for part in parts]),
+            np.concatenate([part.sources for part in parts]),
+            np.concatenate(ends).astype(np.int32),
+        )
+
     def _next(self) -> tuple[int, Document]:
         name = min(self._shares, key=lambda known: self._drawn[known] / self._shares[known])
         document = self._piece(name) if name in self._texts else self._task(name)
@@ -83,12 +102,16 @@ class Sampler:
         return SOURCES.index(name), document
 
     def _task(self, name: str) -> Document:
-        return self._encoder.task(self._makers[name](self._random, self._split))
+        for _ in range(_TRIES):
+            document = self._encoder.task(self._makers[name](self._random, self._split))
+            if len(document.ids) <= self._longest:
+                return document
+        raise NInferError(f"no instance of {name} has at most {self._longest} tokens; take longer rows")
 
     def _piece(self, name: str) -> Document:
         """A piece of a text, from its beginning half of the time; all of it is learned."""
         lengths, shares = [length for length, _ in PIECES], [share for _, share in PIECES]
-        (length,) = self._random.choices(lengths, shares)
+        (length,) = self._random.choices([min(length, self._longest) for length in lengths], shares)
         index = self._random.randrange(len(self._texts[name]))
         if (name, index) not in self._encoded:
             self._encoded[name, index] = self._encoder.text(self._texts[name][index])
@@ -108,16 +131,19 @@ def read_texts(corpus: Path, split: Split) -> dict[str, list[str]]:
 
 
 class Workers:
-    """Processes that draw the batches of one leg's steps, in turn."""
+    """Processes that draw the batches of one leg's steps, in turn; `rows` and `shares` as in `Sampler`."""
 
-    def __init__(self, corpus: Path, *, seed: int, leg: int, tokens: int, count: int) -> None:
+    def __init__(
+        self, corpus: Path, *, seed: int, leg: int, tokens: int, count: int, rows: int = 1,
+        shares: Mapping[str, float] = TEXT | TASKS,
+    ) -> None:  # fmt: skip
         context = multiprocessing.get_context("fork")
         self._queues = [context.Queue(maxsize=6) for _ in range(count)]
         self._next = 0
         self._processes = [
             context.Process(
                 target=_work,
-                args=(out, corpus, f"{seed}/{leg}/{index}", tokens),
+                args=(out, corpus, f"{seed}/{leg}/{index}", tokens, rows, shares),
                 daemon=True,
             )
             for index, out in enumerate(self._queues)
@@ -148,10 +174,14 @@ class Workers:
             process.terminate()
 
 
-def _work(out: multiprocessing.Queue[Batch | str], corpus: Path, seed: str, tokens: int) -> None:
+def _work(
+    out: multiprocessing.Queue[Batch | str], corpus: Path, seed: str, tokens: int, rows: int,
+    shares: Mapping[str, float],
+) -> None:  # fmt: skip
     try:
-        sampler = Sampler(read_texts(corpus, "train"), Encoder(), seed, "train")
+        texts = read_texts(corpus, "train")
+        sampler = Sampler(texts, Encoder(), seed, "train", shares, min(CONTEXT, tokens // rows))
         while True:
-            out.put(sampler.batch(tokens))
+            out.put(sampler.rows(tokens, rows))
     except Exception as error:  # the trainer must hear of it
         out.put(f"{type(error).__name__}: {error}")

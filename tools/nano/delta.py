@@ -20,9 +20,13 @@ Delta = Callable[
 
 
 def plain(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, packing: Packing
-) -> torch.Tensor:
-    """Outputs `[T, Hv, D]` of unit q, k `[T, Hk, D]`, v `[T, Hv, D]`, log decays g and beta `[T, Hv]`."""
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, packing: Packing,
+    rows: int = 1,
+) -> torch.Tensor:  # fmt: skip
+    """Outputs `[T, Hv, D]` of unit q, k `[T, Hk, D]`, v `[T, Hv, D]`, log decays g and beta `[T, Hv]`.
+
+    rows: equal parts of the token axis that no document crosses; they are computed side by side.
+    """
     tokens, heads, width = v.shape
     repeat = heads // q.shape[1]
     q, k = (x.repeat_interleave(repeat, dim=1) for x in (q, k))
@@ -31,22 +35,33 @@ def plain(
     weight = beta.reshape(-1, CHUNK, heads).transpose(1, 2).unsqueeze(-1)
     lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=v.device).tril()
     decay = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(~lower, float("-inf")).exp()
-    mixing = (weight * (k @ k.mT) * decay).tril(-1) + torch.eye(CHUNK, dtype=v.dtype, device=v.device)
+    solved = _inverse((weight * (k @ k.mT) * decay).tril(-1))
     since = total.exp().unsqueeze(-1)
     rest = (total[..., -1:] - total).exp().unsqueeze(-1)
-    u = torch.linalg.solve_triangular(mixing, weight * v, upper=False, unitriangular=True)
-    w = torch.linalg.solve_triangular(mixing, weight * since * k, upper=False, unitriangular=True)
-    within = (q @ k.mT) * decay
-    starts = set((packing.ends[:-1] // CHUNK).tolist())
-    state = v.new_zeros(heads, width, width)
+    u, w = solved @ (weight * v), solved @ (weight * since * k)
+    begun = (packing.chunks[:, 1] != 0).to(v.dtype).reshape(-1, 1, 1, 1)  # 0 where a document starts
+    given = ((q @ k.mT) * decay, since * q, rest * k, since[..., -1:, :], u, w, begun)
+    chunks = [x.unflatten(0, (rows, -1)).unbind(1) for x in given]
+    state = v.new_zeros(rows, heads, width, width)
     outputs = []
-    for index in range(tokens // CHUNK):
-        if index in starts:
-            state = torch.zeros_like(state)
-        change = u[index] - w[index] @ state
-        outputs.append((since[index] * q[index]) @ state + within[index] @ change)
-        state = since[index, :, -1:] * state + (rest[index] * k[index]).mT @ change
-    return torch.stack(outputs).transpose(1, 2).reshape(tokens, heads, width) * width**-0.5
+    for within, asked, kept, faded, new, old, going in zip(*chunks, strict=True):
+        state = going * state
+        change = new - old @ state
+        outputs.append(asked @ state + within @ change)
+        state = faded * state + kept.mT @ change
+    return torch.stack(outputs, 1).transpose(2, 3).reshape(tokens, heads, width) * width**-0.5
+
+
+def _inverse(below: torch.Tensor) -> torch.Tensor:
+    """Of the identity plus strictly lower triangular matrices `[..., CHUNK, CHUNK]`, by blocks of 1, 2, 4,
+    ...: the lower left part of a block's inverse is that part between the inverses of its halves, negated."""
+    index = torch.arange(CHUNK, device=below.device)
+    found = torch.eye(CHUNK, dtype=below.dtype, device=below.device).expand_as(below)
+    for size in (2**n for n in range(CHUNK.bit_length() - 1)):
+        block = index // size
+        corner = (block % 2 == 1).unsqueeze(1) & (block.unsqueeze(1) - 1 == block)
+        found = found - found @ (below * corner) @ found
+    return found
 
 
 def fused() -> Delta:

@@ -36,6 +36,39 @@ TASKS = {
 }
 SOURCES = (*TEXT, *TASKS)
 
+# What the MTP layer's own recursion is trained on: answers, of which only kinds that fit a row of 4,096.
+RECURSION = {
+    "prose": 5.0,
+    "code-files": 3.0,
+    "jsonl32": 8.0,
+    "jsonl": 14.0,
+    "csv": 16.0,
+    "json_schema": 6.0,
+    "sort": 5.0,
+    "copy": 5.0,
+    "add2": 1.0,
+    "arith": 4.0,
+    "chain": 3.0,
+    "logic": 2.5,
+    "count": 2.0,
+    "function": 1.5,
+    "trace": 3.0,
+    "fix": 1.5,
+    "kv512": 1.0,
+    "kv2048": 1.0,
+    "kv_first": 0.5,
+    "kv_many": 1.0,
+    "needle": 0.5,
+    "story": 7.0,
+    "story_long": 4.0,
+    "to_orvali": 2.0,
+    "to_english": 2.0,
+    "glossary": 1.0,
+    "tool_call": 4.0,
+    "tool_result": 2.0,
+    "tool_thinking": 4.0,
+}
+
 # Lengths of pieces of text, in tokens, and how many of the pieces have each.
 PIECES = ((1_024, 0.70), (2_048, 0.20), (4_096, 0.07), (8_192, 0.03))
 

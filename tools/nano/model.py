@@ -22,6 +22,7 @@ from tools.nano.packing import Packing
 Parameters = dict[str, torch.Tensor]
 Rows = Mapping[str, Sequence[torch.Tensor]]  # every stack taken apart
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Packing], torch.Tensor]
+Chained = Callable[[torch.Tensor, list[torch.Tensor], list[torch.Tensor], Packing], torch.Tensor]
 
 _LINEAR = [i for i, kind in enumerate(G.layer_types()) if kind == "linear_attention"]
 _FULL = [i for i, kind in enumerate(G.layer_types()) if kind == "full_attention"]
@@ -29,6 +30,7 @@ MTP = G.LAYERS  # the MTP layer is the last row of every stack that it has a par
 _KEYS, _VALUES, _QUERIES = G.KEY_HEADS * G.DELTA_DIM, G.VALUE_HEADS * G.DELTA_DIM, G.HEADS * G.HEAD_DIM
 _KV = G.KV_HEADS * G.HEAD_DIM
 _ZERO = ("delta.out", "attention.out", "mlp.down")
+AHEAD = 8  # positions beyond the context that a chain of drafts may reach
 _STEPS = 1e-3, 1e-1  # range of the initial time steps, as in Mamba2
 
 # Stacked matrices, `name: (count, rows, columns)`. Muon trains these; all of them may become NVFP4.
@@ -182,7 +184,7 @@ class Model:
         self._delta_in, self._delta_out = build(_delta_in), build(_delta_out)
         self._attention_in, self._attention_out = build(_attention_in), build(_attention_out)
         self._join, self._norm = build(_join), build(_norm)
-        angles = torch.arange(G.CONTEXT, dtype=torch.float64).unsqueeze(1) * _frequencies()
+        angles = torch.arange(G.CONTEXT + AHEAD, dtype=torch.float64).unsqueeze(1) * _frequencies()
         self._cos, self._sin = (x.float().to(device) for x in (angles.cos(), angles.sin()))
 
     def hidden(self, p: Rows, tokens: torch.Tensor, packing: Packing) -> torch.Tensor:
@@ -206,6 +208,30 @@ class Model:
         x = self._join(embedded, hidden, *p["norm.mtp"], *p["mtp.fc"])
         return self._norm(self._look(p, MTP, x, packing), p["norm.final"][1])
 
+    def chains(
+        self, p: Rows, hidden: torch.Tensor, tokens: torch.Tensor, packing: Packing, steps: int,
+        attend: Chained,
+    ) -> Iterator[torch.Tensor]:  # fmt: skip
+        """What `draft` gives, then the MTP layer's further steps from its own output: `[T, HIDDEN]` of each.
+
+        hidden: the text model's, of `tokens`. In step n row t stands at position t + n - 1, takes the token
+        t + n and row t of step n - 1 (of `hidden` at first), and predicts the token at t + n + 1. It sees the
+        keys of the first step at positions up to t, which hold the text model's states, and those that its
+        own row made since: what a round of speculative decoding has that starts at t.
+        """
+        keys: list[torch.Tensor] = []
+        values: list[torch.Tensor] = []
+        for step in range(1, steps + 1):
+            embedded = F.embedding(tokens.roll(-step), p["embedding"][0])
+            x = self._join(embedded, hidden, *p["norm.mtp"], *p["mtp.fc"])
+            q, k, v, gate = self._project(p, MTP, x, packing.positions + (step - 1))
+            keys.append(k)
+            values.append(v)
+            hidden = self._norm(
+                self._finish(p, MTP, x, attend(q, keys, values, packing), gate), p["norm.final"][1]
+            )
+            yield hidden
+
     def _recur(self, p: Rows, layer: int, x: torch.Tensor, packing: Packing) -> torch.Tensor:
         i = _LINEAR.index(layer)
         names = ("q", "k", "v", "z", "a", "b", "conv", "A_log", "dt_bias")
@@ -217,17 +243,24 @@ class Model:
         )
 
     def _look(self, p: Rows, layer: int, x: torch.Tensor, packing: Packing) -> torch.Tensor:
+        q, k, v, gate = self._project(p, layer, x, packing.positions)
+        return self._finish(p, layer, x, self._attend(q, k, v, packing), gate)
+
+    def _project(
+        self, p: Rows, layer: int, x: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         i = _attention_row(layer)
         names = ("q", "gate", "k", "v", "q_norm", "k_norm")
         weights = [p[f"attention.{name}"][i] for name in names]
-        positions = packing.positions
-        q, k, v, gate = self._attention_in(
+        return self._attention_in(
             x, self._cos[positions], self._sin[positions], p["norm.input"][layer], *weights
         )
-        a = self._attend(q, k, v, packing)
-        return self._attention_out(
-            x, a, gate, p["attention.out"][i], p["norm.post"][layer], *_mlp_of(p, layer)
-        )
+
+    def _finish(
+        self, p: Rows, layer: int, x: torch.Tensor, a: torch.Tensor, gate: torch.Tensor
+    ) -> torch.Tensor:
+        out = p["attention.out"][_attention_row(layer)]
+        return self._attention_out(x, a, gate, out, p["norm.post"][layer], *_mlp_of(p, layer))
 
 
 def _mlp_of(p: Rows, layer: int) -> list[torch.Tensor]:

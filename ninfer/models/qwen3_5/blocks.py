@@ -10,12 +10,24 @@ from ninfer.models.qwen3_5.parameters import Attention, Layer
 
 
 def attention(
-    layer: Layer, mixer: Attention, x: torch.Tensor, batch: Batch, pages: ops.KvPages, eps: float
+    layer: Layer,
+    mixer: Attention,
+    x: torch.Tensor,
+    batch: Batch,
+    pages: ops.KvPages,
+    eps: float,
+    last: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """x + W_o (attention(q, k, v) * sigmoid(gate)); keys and values join the cache first."""
+    """x + W_o (attention(q, k, v) * sigmoid(gate)); keys and values join the cache first.
+
+    With `last` = (number, position) of one column of each row only those go on, behind all keys."""
     q, gate = append(layer, mixer, x, batch, pages, eps)
+    positions = batch.positions
+    if last is not None:
+        counts, positions = last
+        x, q, gate = ops.last_columns((x, q, gate), counts)
     a = ops.gated_attention(
-        q, gate, pages, batch.page_table, batch.positions, mixer.config.head_dim**-0.5, batch.extent
+        q, gate, pages, batch.page_table, positions, mixer.config.head_dim**-0.5, batch.extent
     )
     return ops.linear(a, mixer.output, residual=x)
 

@@ -39,13 +39,20 @@ class MtpPredictor:
         self._mixer = parameters.layer.mixer
         self._embedding, self._device, self._dtype = embedding, device, dtype
 
-    def forward(self, batch: Batch, hidden: torch.Tensor, pages: ops.KvPages) -> torch.Tensor:
+    def forward(
+        self,
+        batch: Batch,
+        hidden: torch.Tensor,
+        pages: ops.KvPages,
+        last: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
         p, eps = self.parameters, self.config.rms_norm_eps
-        x = attention(p.layer, self._mixer, self._stem(batch, hidden), batch, pages, eps)
-        return ops.rms_norm(feed_forward(p.layer, x, eps), p.final_norm, eps, unit_offset=True)
+        x = attention(p.layer, self._mixer, self._stem(batch, hidden), batch, pages, eps, last)
+        return feed_forward(p.layer, x, eps)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return ops.logits(hidden, self._proposal.head, self._proposal.rows)
+    def score(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        norm, eps = self.parameters.final_norm, self.config.rms_norm_eps
+        return ops.norm_logits(x, norm, eps, True, self._proposal.head, self._proposal.rows)
 
     def fill(self, batch: Batch, hidden: torch.Tensor, pages: ops.KvPages) -> None:
         append(
@@ -67,23 +74,24 @@ class MtpPredictor:
         ]
         return 2 * columns * hidden * size + max(stages)
 
-    def round_bytes(self, columns: int, context: int) -> int:
+    def round_bytes(self, columns: int, context: int, wanted: int) -> int:
         c, size, w = self._mixer.config, self._dtype.itemsize, ops.workspace(self._device)
         hidden, inner = self.config.hidden_size, self.config.intermediate_size
         heads, queries = 2 * (c.heads + c.kv_heads) * c.head_dim, c.heads * c.head_dim
         return (
-            8 * columns * hidden * size
+            (5 * columns + 4 * wanted) * hidden * size
             + w.recorded_linear(columns, 2 * hidden, hidden, size)
             + w.recorded_linear(columns, hidden, heads, size)
-            + w.recorded_linear(columns, queries, hidden, size)
-            + w.recorded_linear(columns, hidden, inner, size)
-            + w.recorded_linear(columns, inner, hidden, size)
-            + columns * queries * size
-            + w.recorded_attention(columns, context, c.heads, c.head_dim, size)
+            + w.recorded_linear(wanted, queries, hidden, size)
+            + w.recorded_linear(wanted, hidden, inner, size)
+            + w.recorded_linear(wanted, inner, hidden, size)
+            + (columns + 2 * wanted) * queries * size
+            + w.recorded_attention(wanted, context, c.heads, c.head_dim, size)
         )
 
     def _stem(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
         p = self.parameters
-        embedded = ops.embedding(batch.tokens, self._embedding, self._dtype)
-        both = ops.norm_pair(embedded, hidden, p.embedding_norm, p.hidden_norm, self.config.rms_norm_eps)
+        both = ops.embedding_pair(
+            batch.tokens, self._embedding, hidden, p.embedding_norm, p.hidden_norm, self.config.rms_norm_eps
+        )
         return ops.linear(both, p.input_projection)

@@ -11,7 +11,7 @@ from ninfer.ops.cpu.likely import token_logprobs
 from ninfer.ops.cpu.normalize import gated_rms_norm, rms_norm
 from ninfer.ops.cpu.products import embedding, linear, linear_swiglu, logits
 from ninfer.ops.cpu.recording import record
-from ninfer.ops.cpu.speculation import accept, count_drafts, keep_last, next_draft, norm_pair
+from ninfer.ops.cpu.speculation import accept, count_drafts, keep_last, last_columns, next_draft, norm_pair
 
 __all__ = [
     "accept",
@@ -27,6 +27,7 @@ __all__ = [
     "gated_rms_norm",
     "gdn_gating",
     "keep_last",
+    "last_columns",
     "linear",
     "linear_swiglu",
     "logits",

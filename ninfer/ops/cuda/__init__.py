@@ -14,12 +14,14 @@ from ninfer.ops.cuda.linear import (
     logits,
     norm_linear,
     norm_linear_swiglu,
+    norm_logits,
     place,
 )
 from ninfer.ops.cuda.norms import gated_rms_norm, rms_norm
 from ninfer.ops.cuda.prepare import qk_prepare
 from ninfer.ops.cuda.recording import Pool, record
-from ninfer.ops.cuda.speculation import accept, count_drafts, keep_last, next_draft, norm_pair
+from ninfer.ops.cuda.speculation import accept, count_drafts, keep_last, last_columns, next_draft, norm_pair
+from ninfer.ops.cuda.stem import embedding_pair
 
 __all__ = [
     "Pool",
@@ -30,6 +32,7 @@ __all__ = [
     "count_tokens",
     "draw",
     "embedding",
+    "embedding_pair",
     "fold_conv",
     "fold_delta_net",
     "fold_gdn",
@@ -39,12 +42,14 @@ __all__ = [
     "gdn_gating",
     "gdn_mix",
     "keep_last",
+    "last_columns",
     "linear",
     "linear_swiglu",
     "logits",
     "next_draft",
     "norm_linear",
     "norm_linear_swiglu",
+    "norm_logits",
     "norm_pair",
     "paged_attention",
     "place",

@@ -11,8 +11,9 @@ small programs, two of its blocks may share a multiprocessor while another has n
 that follow take their places.
 
 Where `allow_next` comes before the wait, a kernel may run while one two places ahead of it still does. But a
-pass of a model begins with `embedding`, which lets nobody in: behind it, all that was launched before it has
-ended. So positions and page tables, which no kernel of a pass writes, are settled in all of them.
+pass of a model begins with `embedding`, a predictor's with `embedding_pair`, which let nobody in: behind
+them, all that was launched before has ended. So positions and page tables, which no kernel of a pass writes,
+are settled in all of them.
 """
 
 # pyright: reportUnreachable=false

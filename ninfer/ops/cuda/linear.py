@@ -99,6 +99,21 @@ def norm_linear(
     return small_linear(x, packed, out, norm=Norm(gain, eps, unit_offset, h)), h
 
 
+def norm_logits(
+    x: torch.Tensor, gain: torch.Tensor, eps: float, unit_offset: bool, head: Matrix, public_rows: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`(float32 [T, public_rows], bf16 [T, K])`: `logits` of the normed rows, and these."""
+    packed = _packed(x, head)
+    if not _small(x, packed) or x.shape[1] % 8:
+        h = rms_norm(x, gain, eps, unit_offset)
+        return logits(h, head, public_rows), h
+    x = x.contiguous()
+    h = torch.empty_like(x)
+    out = torch.empty(len(x), public_rows, device=x.device)
+    norm = Norm(gain, eps, unit_offset, h)
+    return small_linear(x, packed, out, mode=Mode.LOGITS, norm=norm), h
+
+
 def norm_linear_swiglu(
     x: torch.Tensor, gain: torch.Tensor, eps: float, unit_offset: bool, gate_up: Matrix
 ) -> torch.Tensor:

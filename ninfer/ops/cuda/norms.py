@@ -53,14 +53,15 @@ def _finish(
 
 
 @triton.jit
-def _norm_kernel(
-    x, weight, out, z, order, rows, eps, heads, z_stride,
+def _norm_rows(
+    x, weight, out, out_stride, z, order, rows, eps, heads, z_stride,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, ROWS: tl.constexpr, OFFSET: tl.constexpr,
     GATED: tl.constexpr, ORDERED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """`ROWS` rows of `WIDTH` elements, in two parts of `BLOCK` and `REST` (or 0), which are powers of two.
 
-    Row r of a gate is at `z + r // heads * z_stride + r % heads * WIDTH`.
+    Row r of a gate is at `z + r // heads * z_stride + r % heads * WIDTH`, of the result at
+    `out + r * out_stride`.
     """
     column, further = tl.arange(0, BLOCK), BLOCK + tl.arange(0, REST if REST else BLOCK)
     first = tl.load(weight + column, mask=column < WIDTH, other=0.0)
@@ -74,7 +75,7 @@ def _norm_kernel(
         head = row % heads
         source = row - head + tl.load(order + head, mask=inside, other=0)
     gate = (source // heads).to(tl.int64) * z_stride + (source % heads) * WIDTH
-    place, target = source.to(tl.int64) * WIDTH, row.to(tl.int64) * WIDTH
+    place, target = source.to(tl.int64) * WIDTH, row.to(tl.int64) * out_stride
     a = _load(x, place, column, inside, WIDTH)
     squares = tl.sum(a * a, axis=1)
     if REST:
@@ -86,6 +87,36 @@ def _norm_kernel(
     else:
         inverse = 1.0 / tl.sqrt(squares / WIDTH + eps)
         _finish(a, inverse, first, z, gate, out, target, column, inside, WIDTH, OFFSET, GATED)
+
+
+@triton.jit
+def _norm_kernel(
+    x, weight, out, z, order, rows, eps, heads, z_stride,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, ROWS: tl.constexpr, OFFSET: tl.constexpr,
+    GATED: tl.constexpr, ORDERED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    _norm_rows(
+        x, weight, out, WIDTH, z, order, rows, eps, heads, z_stride, WIDTH, BLOCK, REST, ROWS, OFFSET, GATED,
+        ORDERED, EARLY,
+    )  # fmt: skip
+
+
+@triton.jit
+def _pair_kernel(
+    a, b, a_gain, b_gain, out, rows, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Rows of one of two tensors, side by side in the result."""
+    if tl.program_id(1) == 0:
+        _norm_rows(
+            a, a_gain, out, 2 * WIDTH, a, a, rows, eps, 1, 0, WIDTH, BLOCK, REST, ROWS, True, False, False,
+            EARLY,
+        )  # fmt: skip
+    else:
+        _norm_rows(
+            b, b_gain, out + WIDTH, 2 * WIDTH, b, b, rows, eps, 1, 0, WIDTH, BLOCK, REST, ROWS, True, False,
+            False, EARLY,
+        )  # fmt: skip
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool) -> torch.Tensor:
@@ -107,10 +138,26 @@ def gated_rms_norm(
     return _run(o, weight, eps, False, z, z.stride(0), heads, head_order)
 
 
-def _run(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, offset: bool,
-    z: torch.Tensor | None, z_stride: int, heads: int, order: torch.Tensor | None,
-) -> torch.Tensor:  # fmt: skip
+def norm_pair(
+    a: torch.Tensor, b: torch.Tensor, a_gain: torch.Tensor, b_gain: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """`ninfer.ops.norm_pair` for bf16, in one launch."""
+    rows, width = a.shape
+    if b.shape != a.shape:
+        raise OptionError(f"{tuple(a.shape)} and {tuple(b.shape)} can't be normalized side by side")
+    for x, gain in ((a, a_gain), (b, b_gain)):
+        _check(x, gain)
+    out = torch.empty((rows, 2 * width), dtype=a.dtype, device=a.device)
+    block, rest, rows_each, warps = shape_of(width)
+    start(
+        _pair_kernel, (triton.cdiv(rows, rows_each), 2), a.device,
+        a.contiguous(), b.contiguous(), a_gain, b_gain, out, rows, eps,
+        WIDTH=width, BLOCK=block, REST=rest, ROWS=rows_each, num_warps=warps,
+    )  # fmt: skip
+    return out
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor) -> None:
     width = x.shape[-1]
     if x.dtype != torch.bfloat16:
         raise OptionError(f"activations on a GPU are bf16, got {x.dtype}")
@@ -118,6 +165,14 @@ def _run(
         raise OptionError(f"a norm of {weight.numel()} weights does not fit rows of {width}")
     if width > _WIDEST:
         raise OptionError(f"rows of a norm may have {_WIDEST} elements, got {width}")
+
+
+def _run(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, offset: bool,
+    z: torch.Tensor | None, z_stride: int, heads: int, order: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    width = x.shape[-1]
+    _check(x, weight)
     x = x.contiguous()
     out = torch.empty_like(x)
     rows = x.numel() // width
@@ -152,3 +207,7 @@ def specimens() -> Iterator[Specimen]:
             "ORDERED": gated,
         }  # fmt: skip
         yield Specimen(_norm_kernel, {**pointers, **scalars}, constants, {"num_warps": warps})
+    block, rest, rows, warps = shape_of(5120)
+    constants = {"WIDTH": 5120, "BLOCK": block, "REST": rest, "ROWS": rows}
+    signature = dict.fromkeys(("a", "b", "a_gain", "b_gain", "out"), "*bf16") | {"rows": "i32", "eps": "fp32"}
+    yield Specimen(_pair_kernel, signature, constants, {"num_warps": warps})
