@@ -6,9 +6,9 @@ and tables which no kernel writes, and with `settled` what was complete before t
 program that ended without waiting would let the kernel behind believe that all is done.
 
 `allow_next(EARLY)` lets the kernel behind start, once all programs have called it. It is not for kernels with
-a product behind them: a product has a block for each multiprocessor, and takes half of one; let in beside
-small programs, two of its blocks may share a multiprocessor while another has none, and those of the products
-that follow take their places.
+a product and its norm behind them: that has a block for each multiprocessor, and takes less than half of one;
+let in beside small programs, two of its blocks may share a multiprocessor while another has none, and those
+of the products that follow take their places.
 
 Where `allow_next` comes before the wait, a kernel may run while one two places ahead of it still does. But a
 pass of a model begins with `embedding`, a predictor's with `embedding_pair`, which let nobody in: behind

@@ -25,7 +25,9 @@ MOST_TOKENS = 64
 _COPY_BYTES = 28_672
 """Of weights that come at a time, at most."""
 _COPIES = (3, 12)
-"""Fewest and most in flight."""
+"""Fewest and most in a ring."""
+_ASKED_BYTES = 50_000
+"""Of weights that a block asks for at a time, if its ring is larger."""
 _BUFFERS = 2
 _AHEAD = 40 << 10
 """Of weights in flight, at least, where copies are made smaller: a multiprocessor's share of 4.4 TB/s for 1.2
@@ -90,6 +92,7 @@ class Plan:
     least_turns: int
     copy_turns: int
     copies: int
+    pace: int
     buffers: int
     live: int
     blocks: int
@@ -102,40 +105,55 @@ def plan(packing: Packing, slices: int, units: int, tokens: int, norm: int, devi
     """For up to `tokens` tokens (1, 2, 4, 8 or 16); with a norm: 1 of bf16 gains, 2 of float32. None if a
     multiprocessor has no room for them.
 
-    Two blocks share a multiprocessor if they can; if x takes too much, more blocks share it. For more than 8
-    tokens it takes so much that copies are smaller, and sums may have one buffer, before warps are fewer.
+    For one or two tokens a block leaves room for one of the next product, whose ring fills while this one
+    ends. Two of the same product must not share a multiprocessor, or others would have none: products behind
+    a norm take less than half of the memory, the others more, and only these may start beside small kernels.
+    Where x takes much, copies are smaller, and for more than 8 tokens sums may have one buffer, before warps
+    are fewer.
     """
     tiles = 1 if tokens <= 8 else 2
-    live = 1 if tokens <= 2 else 4
+    live = 1 if tokens <= 2 else 2 if tokens <= 4 else 4
     turns = -(-units // slices)
     least = units // 16 if slices == 16 else max(0, units - 16 * turns) // 16
-    choices = [(16, 2)] if tiles == 1 and device.clusters > 1 else []
-    for warps, blocks in (*choices, (16, 1), (8, 1)):
+    whole, part = device.shared_bytes, device.half + (-1024 if norm else 1024)
+    choices = [(16, 2, part)] if tokens <= 2 and device.clusters > 1 else []
+    for warps, blocks, memory in (*choices, (16, 1, whole), (8, 1, whole)):
         cluster = slices // warps
         if cluster > device.clusters:
             continue
         fixed = slices * 8 * tiles * 4 + 512 if norm else 512  # squares and barriers
         fixed += turns * warps * tokens * 128 + 256  # x, and what alignment takes
         fixed += turns * warps * (1 if live == 1 else 4 * tiles) * 16 * packing.sums
-        most = max(1, min(turns, _COPY_BYTES // (warps * packing.unit_bytes)))
+        turn = warps * packing.unit_bytes
+        most = _equal(turns, max(1, min(turns, _COPY_BYTES // turn)))
         for buffers in range(_BUFFERS, 0, -1) if tiles > 1 else (_BUFFERS,):
             sums = buffers * tiles * slices * 8 * live * 16
-            room = (device.half if blocks == 2 else device.shared_bytes) - fixed - sums
-            for copy in range(most, 0, -1) if tiles > 1 else (most,):
-                copy = -(-turns // -(-turns // copy))  # equal copies
-                size = warps * copy * packing.unit_bytes
+            room = memory - fixed - sums
+            for smaller in range(most, 0, -1) if tiles > 1 else (most, 1)[:blocks]:
+                copy = _equal(turns, smaller)
+                size = copy * turn
                 copies = min(_COPIES[1], room // size)
                 fewest = _COPIES[0] + (buffers == 1 and warps == 16)  # else 8 warps are faster
-                if copies >= fewest and (tiles == 1 or copies * size >= _AHEAD):
-                    shared = fixed + sums + _up(copies * size, 128)
-                    return Plan(
-                        tiles, warps, cluster, turns, least, copy, copies, buffers, live, blocks, norm, shared
-                    )
+                if copies < fewest or (copies * size < _AHEAD and (tiles > 1 or copy < most)):
+                    continue
+                shared = fixed + sums + _up(copies * size, 128)
+                if blocks == 2 and not norm:
+                    shared = max(shared, memory)
+                pace = copies if blocks == 2 else min(copies, -(-_ASKED_BYTES // size))
+                return Plan(
+                    tiles, warps, cluster, turns, least, copy, copies, pace, buffers, live, blocks, norm,
+                    shared,
+                )  # fmt: skip
     return None
 
 
 def _up(value: int, step: int) -> int:
     return -(-value // step) * step
+
+
+def _equal(turns: int, most: int) -> int:
+    """Turns of a copy, up to `most`, if copies are equal."""
+    return -(-turns // -(-turns // most))
 
 
 @cache
@@ -152,6 +170,7 @@ def module(packing: Packing, p: Plan) -> Module:
             "LEAST_TURNS": p.least_turns,
             "COPY_TURNS": p.copy_turns,
             "RING_COPIES": p.copies,
+            "PACE": p.pace,
             "SUM_BUFFERS": p.buffers,
             "LIVE": p.live,
             "SM_BLOCKS": p.blocks,

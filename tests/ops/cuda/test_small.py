@@ -159,6 +159,7 @@ def test_refusals():
 @pytest.mark.parametrize("device", [HOPPER, AMPERE])
 def test_plans(device):
     shapes = ((1, 1), (4, 2), (64, 80), (320, 96), (320, 272), (1024, 80), (2176, 80), (15520, 80))
+    kinds: tuple[set[int], set[int]] = (set(), set())
     for packing in (NVFP4, FP8, BF16, PACKINGS["Q4K"], PACKINGS["Q6K"], PACKINGS["Q8G32"]):
         for tiles, units in shapes:
             slices = divide(tiles, units, device)
@@ -170,9 +171,15 @@ def test_plans(device):
                         continue
                     assert made.warps * made.cluster == slices
                     assert made.turns == -(-units // slices)
-                    room = device.half if made.blocks == 2 else device.shared_bytes
-                    assert made.shared_bytes <= room
+                    assert made.shared_bytes <= device.shared_bytes
+                    assert 2 <= made.pace <= made.copies
+                    if made.blocks == 2:
+                        kinds[norm > 0].add(made.shared_bytes + 1024)
                     assert made.copies * made.copy_turns * made.warps * packing.unit_bytes < made.shared_bytes
+    if device is HOPPER:
+        # One behind a norm and one that is not share a multiprocessor, two that are not behind a norm do not.
+        memory = device.shared_bytes + 1024
+        assert max(kinds[0]) + max(kinds[1]) <= memory < 2 * min(kinds[0])
 
 
 @pytest.mark.parametrize("device", [HOPPER, AMPERE], ids=["sm_90a", "sm_80"])

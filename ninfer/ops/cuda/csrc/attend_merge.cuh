@@ -26,7 +26,8 @@ attend_merge(const float* sums, const float* tops, const int* positions, const u
   const int per_split = max((pages + TARGET - 1) / TARGET, 1), count = (pages + per_split - 1) / per_split;
   const float4* from = (const float4*)(sums + (long long)place * splits * D + slice) + thread % ACROSS;
   const float2* ends = (const float2*)tops + (long long)place * splits;
-  wait_for_previous();  // the kernel behind, a product, is not let in: see gdn_mix
+  allow_next();  // a product: see gdn_mix
+  wait_for_previous();
   float mass = 0.0f, most = LOWEST;
   bool known = false;
   int eight = thread / ACROSS;

@@ -436,8 +436,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gdn_mix(const __
     const float a_log = p.a_log[control_head], dt_bias = p.dt_bias[control_head];
     prefetch_state(p, request, key_head, rank);
     prefetch_history(p, request, channels, channel);
-    // The kernel behind is not let in: it is a product of as many blocks as there are multiprocessors, two of which
-    // would share one where these blocks leave room, while others had none, and so would all products that follow.
+    // A product behind fills its ring meanwhile: it must be so large that no two blocks of it share a multiprocessor.
+    allow_next();
     wait_for_previous();
     // What a later wave of blocks will read.
     prefetch_state(p, request + AHEAD, key_head, rank);

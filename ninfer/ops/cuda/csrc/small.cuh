@@ -17,9 +17,9 @@
 // the warps of a cluster find from their slices meanwhile.
 //
 // Compile with FORMAT (a decoder), TOKEN_TILES (of 8), WARPS, CLUSTER (blocks), TURNS and LEAST_TURNS (units of the
-// longest slice and of the shortest), COPY_TURNS (in one copy), RING_COPIES, SUM_BUFFERS, LIVE (lanes of a row's four
-// that have tokens: 1 for up to two tokens, else 4), SM_BLOCKS (that share a multiprocessor), NORM (of x; 1: gains in
-// bf16, 2: in float32; else 0).
+// longest slice and of the shortest), COPY_TURNS (in one copy), RING_COPIES, PACE (copies on their way at a time),
+// SUM_BUFFERS, LIVE (lanes of a row's four that have tokens: 1 for up to two tokens, 2 for four, else 4), SM_BLOCKS
+// (that share a multiprocessor), NORM (of x; 1: gains in bf16, 2: in float32; else 0).
 #pragma once
 #include "barriers.cuh"
 #include "formats_b.cuh"
@@ -58,7 +58,7 @@ static const int COPIES = (TURNS + COPY_TURNS - 1) / COPY_TURNS, PIECE = WARPS *
 static const int HALF = 16 * TURNS;  // units of the first half of K
 static_assert(SLICES % 16 == 0 && 16 % WARPS == 0, "slices are divided so that sums have one order");
 // Vectors of 8 columns of a slice, for each lane; tokens whose vectors a lane loads at a time.
-static const int VECTORS = (TURNS * 8 + 31) / 32, AT_ONCE = LIVE == 1 ? 2 : 4;
+static const int VECTORS = (TURNS * 8 + 31) / 32, AT_ONCE = LIVE == 1 || SM_BLOCKS == 2 ? 2 : 4;
 static_assert(Format::UNIT_COLUMNS == 64, "a lane has 16 columns of a unit");
 
 struct Shared {
@@ -140,19 +140,34 @@ DEVICE float factor_of(const Params& p, const Shared& shared, int token) {
     return rsqrtf(sum / p.columns + p.eps);
 }
 
-// This block's share of the normed rows, by one warp.
-DEVICE void store_normed(const Params& p, const Shared& shared, int lane) {
-    const int vectors = p.columns / 8, begin = vectors * blockIdx.x / gridDim.x;
-    const int share = vectors * (blockIdx.x + 1) / gridDim.x - begin;
-    for (int i = lane; i < p.tokens * share; i += 32) {
-        const int token = i / share, c = 8 * (begin + i % share);
-        const u64 at = (u64)token * p.columns + c;
-        Gains gains;
-        gains.load(p, c);
-        const Vec4 v = *reinterpret_cast<const Vec4*>(p.x + at);
-        *reinterpret_cast<Vec4*>(p.normed + at) = gains.times(p, v, factor_of(p, shared, token));
+// A block's share of the normed rows, by one warp: each lane's first vector is loaded ahead.
+struct Share {
+    int begin, count;
+    Gains gains;
+    Vec4 x;
+
+    DEVICE u64 place(const Params& p, int i) const { return (u64)(i / count) * p.columns + 8 * (begin + i % count); }
+    DEVICE bool has(const Params& p, int i) const { return p.normed && i < p.tokens * count; }
+
+    // What nobody writes.
+    DEVICE Share(const Params& p, int lane) {
+        const int vectors = p.columns / 8;
+        begin = vectors * blockIdx.x / gridDim.x, count = vectors * (blockIdx.x + 1) / gridDim.x - begin;
+        gains = {};
+        if (has(p, lane)) gains.load(p, 8 * (begin + lane % count));
     }
-}
+    DEVICE void load(const Params& p, int lane) {
+        x = {0, 0, 0, 0};
+        if (has(p, lane)) x = *reinterpret_cast<const Vec4*>(p.x + place(p, lane));
+    }
+    DEVICE void store(const Params& p, const Shared& shared, int lane) {
+        for (int i = lane; has(p, i); i += 32) {
+            const u64 at = place(p, i);
+            if (i != lane) gains.load(p, 8 * (begin + i % count)), x = *reinterpret_cast<const Vec4*>(p.x + at);
+            *reinterpret_cast<Vec4*>(p.normed + at) = gains.times(p, x, factor_of(p, shared, i / count));
+        }
+    }
+};
 #endif
 
 // Where a vector of 8 columns of a token belongs: lane q's 16 columns are two vectors. In STEPPED order these are two
@@ -194,26 +209,32 @@ DEVICE void load_x(const Params& p, Shared& shared, u8* prepared, u8* places, in
                 if (columns[i] >= 0 && first + t < p.tokens)
                     v[t][i] = *reinterpret_cast<const Vec4*>(p.x + (u64)(first + t) * p.columns + columns[i]);
             }
+#if NORM
+        float even[AT_ONCE] = {}, odd[AT_ONCE] = {};
+#endif
+#pragma unroll
+        for (int i = 0; i < VECTORS; ++i) {
+            const int n = 32 * i + lane;
+#pragma unroll
+            for (int t = 0; t < AT_ONCE; ++t) {
+                const int token = first + t;
+                if (token >= p.tokens) break;
+                Vec4 x = v[t][i];
+#if NORM
+                add_squares(x.x, even[t], odd[t]), add_squares(x.y, even[t], odd[t]);
+                add_squares(x.z, even[t], odd[t]), add_squares(x.w, even[t], odd[t]);
+                x = gains[i].times(p, x, 1);
+#endif
+                Decode::prepare(x, prepared + (n >> 3) * WARPS * Decode::BYTES, token, n & 7, n < 8 * turns);
+                if (n < 8 * turns) store_x(places + ((n >> 3) * WARPS * p.tokens + token) * 128, token, n & 7, x);
+            }
+        }
+#if NORM
 #pragma unroll
         for (int t = 0; t < AT_ONCE; ++t) {
             const int token = first + t;
             if (token >= p.tokens) break;
-#if NORM
-            float even = 0, odd = 0;
-#endif
-#pragma unroll
-            for (int i = 0; i < VECTORS; ++i) {
-                const int n = 32 * i + lane;
-#if NORM
-                add_squares(v[t][i].x, even, odd), add_squares(v[t][i].y, even, odd);
-                add_squares(v[t][i].z, even, odd), add_squares(v[t][i].w, even, odd);
-                v[t][i] = gains[i].times(p, v[t][i], 1);
-#endif
-                Decode::prepare(v[t][i], prepared + (n >> 3) * WARPS * Decode::BYTES, token, n & 7, n < 8 * turns);
-                if (n < 8 * turns) store_x(places + ((n >> 3) * WARPS * p.tokens + token) * 128, token, n & 7, v[t][i]);
-            }
-#if NORM
-            float sum = even + odd;
+            float sum = even[t] + odd[t];
 #pragma unroll
             for (int d = 16; d; d >>= 1) sum += __shfl_xor_sync(~0u, sum, d);
             float* place = &shared.squares[slice][token];
@@ -222,8 +243,8 @@ DEVICE void load_x(const Params& p, Shared& shared, u8* prepared, u8* places, in
 #else
             if (lane == 0) *place = sum;
 #endif
-#endif
         }
+#endif
     }
     __syncwarp();
 #if NORM && CLUSTER == 1
@@ -231,64 +252,81 @@ DEVICE void load_x(const Params& p, Shared& shared, u8* prepared, u8* places, in
 #endif
 }
 
-// Where a lane's sums of a tile go, and what is added to them; loaded ahead of the sums.
-struct Target {
-    float scales[2];
-    int columns[2];  // -1: nowhere
-    float added[NT][4];
+// Which sums of a tile a lane of warp ADDER holds. For up to two tokens one: of row `lane % 8`, token `lane / 8 % 2`,
+// or of the row 8 behind. Else what a lane of a product holds: rows r and r + 8 of tokens 2 q and 2 q + 1 of a tile.
+static const int HELD = LIVE == 1 ? 1 : 2;  // rows, and tokens of a token tile
+DEVICE int held_row(int lane) { return LIVE == 1 ? lane % 8 : lane >> 2; }
+DEVICE int held_half(int lane, int h) { return LIVE == 1 ? lane >> 4 : h; }
+DEVICE int held_token(int lane, int nt, int i) { return LIVE == 1 ? lane >> 3 & 1 : 8 * nt + 2 * (lane & 3) + i; }
 
-    DEVICE Target(const Params& p, int tile, int lane) {
-        const int r = lane >> 2, t = 2 * (lane & 3);
-        const int rows[2] = {p.mode == SWIGLU ? 8 * tile + r : 16 * tile + r, 16 * tile + r + 8};
+// Where they go, and what is multiplied with and added to them; loaded a tile ahead.
+struct Target {
+    float scales[HELD];
+    int columns[HELD];  // -1: nowhere
+    u16 added[NT][HELD][HELD];
+
+    DEVICE void load(const Params& p, int tile, int lane) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            scales[h] = p.row_scales ? p.row_scales[16 * tile + r + 8 * h] : Decode::FACTOR;
-            const int column = rows[h] >= p.rows ? -1 : p.row_map ? p.row_map[rows[h]] : p.first + rows[h];
+        for (int h = 0; h < HELD; ++h) {
+            const int packed = 16 * tile + held_row(lane) + 8 * held_half(lane, h);
+            const int row = p.mode == SWIGLU ? 8 * tile + held_row(lane) : packed;
+            scales[h] = p.row_scales ? p.row_scales[packed] : Decode::FACTOR;
+            const int column = row >= p.rows ? -1 : p.row_map ? p.row_map[row] : p.first + row;
             columns[h] = (u32)column < p.out_stride ? column : -1;
+            if (p.residual)
 #pragma unroll
-            for (int nt = 0; nt < NT; ++nt)
+                for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const int token = 8 * nt + t + i;
-                    u16 v = 0;
-                    if (p.residual && columns[h] >= 0 && token < p.tokens)
-                        v = p.residual[(u64)token * p.out_stride + columns[h]];
-                    added[nt][2 * h + i] = __uint_as_float((u32)v << 16);
-                }
+                    for (int i = 0; i < HELD; ++i) {
+                        const int token = held_token(lane, nt, i);
+                        const bool there = columns[h] >= 0 && token < p.tokens;
+                        added[nt][h][i] = there ? p.residual[(u64)token * p.out_stride + columns[h]] : 0;
+                    }
         }
     }
 
-    // `factors`: of the lane's two tokens.
-    DEVICE void put(const Params& p, int nt, int lane, const float (&s)[4], const float (&factors)[2]) {
-        float v[4];
+    // s[h][i], of token tile nt; `factors` of its tokens.
+    DEVICE void put(const Params& p, int nt, int lane, const float (&s)[HELD][HELD], const float (&factors)[HELD]) const {
+        float v[HELD][HELD];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            v[i] = __fmul_rn(s[i], scales[i >> 1]);
-            if (NORM) v[i] = __fmul_rn(v[i], factors[i & 1]);
+        for (int h = 0; h < HELD; ++h)
+#pragma unroll
+            for (int i = 0; i < HELD; ++i) {
+                v[h][i] = __fmul_rn(s[h][i], scales[h]);
+                if (NORM) v[h][i] = __fmul_rn(v[h][i], factors[i]);
+            }
+        if (p.mode == SWIGLU) {
+#pragma unroll
+            for (int i = 0; i < HELD; ++i) {
+                const float up = LIVE == 1 ? __shfl_down_sync(~0u, v[0][i], 16) : v[HELD - 1][i];
+                v[0][i] = __fdividef(v[0][i], 1 + __expf(-v[0][i])) * up;
+            }
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int token = 8 * nt + 2 * (lane & 3) + (i & 1), column = columns[i >> 1];
-            if (token >= p.tokens || column < 0 || (p.mode == SWIGLU && i > 1)) continue;
-            const u64 at = (u64)token * p.out_stride + column;
-            float value = v[i];
-            if (p.mode == SWIGLU)
-                value = __fdividef(value, 1 + __expf(-value)) * v[(i + 2) & 3];
-            else if (p.residual)
-                value = __fadd_rn(value, added[nt][i]);
-            const u16 rounded = to_bf16(value);
-            if (p.mode < LOGITS)
-                ((u16*)p.out)[at] = rounded;
-            else
-                ((float*)p.out)[at] = p.mode == RAW ? value : __uint_as_float((u32)rounded << 16);
+        for (int h = 0; h < HELD; ++h) {
+            if (columns[h] < 0 || (p.mode == SWIGLU && held_half(lane, h))) continue;
+#pragma unroll
+            for (int i = 0; i < HELD; ++i) {
+                const int token = held_token(lane, nt, i);
+                if (token >= p.tokens) continue;
+                const u64 at = (u64)token * p.out_stride + columns[h];
+                float value = v[h][i];
+                if (p.residual) value = __fadd_rn(value, __uint_as_float((u32)added[nt][h][i] << 16));
+                const u16 rounded = to_bf16(value);
+                if (p.mode < LOGITS)
+                    ((u16*)p.out)[at] = rounded;
+                else
+                    ((float*)p.out)[at] = p.mode == RAW ? value : __uint_as_float((u32)rounded << 16);
+            }
         }
     }
 };
 
-// Warp PRODUCER: weights into the ring, in the order in which they are used.
+// Warp PRODUCER: weights into the ring, in the order in which they are used. All that is asked for at a time delays
+// whoever asks for x next, so that a large ring is not filled at once.
 DEVICE void produce(const Params& p, Shared& shared, const Tiles& tiles, int rank, int lane) {
     const int own = unit_of(rank * WARPS), end = SLICES > 16 && rank * WARPS < 16 ? min(HALF, p.units) : p.units;
-    int stage = 0;
+    int stage = 0, asked = 0;
     u32 parity = 1;  // the ring is empty at first
 #if __CUDA_ARCH__ >= 900
     if (lane) return;
@@ -303,6 +341,10 @@ DEVICE void produce(const Params& p, Shared& shared, const Tiles& tiles, int ran
             const int pieces = WARPS == 16 ? 1 : turns, width = WARPS == 16 ? 16 * turns : WARPS;
             barrier_wait(&shared.empty[stage], parity);
 #if __CUDA_ARCH__ >= 900
+            if (PACE < STAGES && asked++ >= PACE) {
+                const bool wraps = stage < PACE;
+                barrier_wait(&shared.full[wraps ? stage - PACE + STAGES : stage - PACE], wraps ? parity : parity ^ 1);
+            }
             int all = 0;
 #pragma unroll
             for (int k = 0; k < pieces; ++k) all += max(0, min(width, end - begin - 16 * k)) * UB;
@@ -396,41 +438,59 @@ DEVICE void multiply(const Params& p, Shared& shared, u8* area, const Tiles& til
     }
 }
 
-// Warp ADDER: the sums of the block's tiles, and what becomes of them.
+// Warp ADDER: the sums of the block's tiles, and what becomes of them. A tile takes it as long as its instructions
+// take one after the other, and while it is behind, products wait for its buffers: so it does as little as it can.
 DEVICE void add(const Params& p, Shared& shared, const Tiles& tiles, int rank, int lane) {
-    float factors[NT][2] = {};
-#if NORM && CLUSTER > 1
+    float factors[NT][HELD] = {};
+    Target next;
+    int tile = tiles.begin + rank;
+    if (p.row_scales)
+        for (int t = tile + CLUSTER * lane; t < tiles.end; t += 32 * CLUSTER)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(p.row_scales + 16 * t));
+#if NORM
+    Share normed(p, lane);
+#if CLUSTER > 1
     if (lane == 0) barrier_expect(&shared.squared, SLICES * p.tokens * 4);
 #endif
-    wait_for_previous();
-#if NORM
-    bool known = false;
-    const auto find_factors = [&] {
-        known = true;
-        barrier_wait(&shared.squared, 0);
-#pragma unroll
-        for (int i = 0; i < 2 * NT; ++i)
-            factors[i / 2][i % 2] = factor_of(p, shared, 8 * (i / 2) + 2 * (lane % 4) + i % 2);
-        if (p.normed) store_normed(p, shared, lane);
-    };
 #endif
-    int j = 0;
-    for (int tile = tiles.begin + rank; tile < tiles.end; tile += CLUSTER, ++j) {
-        const int buffer = buffer_of(j), live = (lane >> 2) * LIVE + (lane & 3) % LIVE;
-        Target target(p, tile, lane);
+    wait_for_previous();
+    if (tile < tiles.end) next.load(p, tile, lane);
+#if NORM
+    normed.load(p, lane);
+    barrier_wait(&shared.squared, 0);
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+        for (int i = 0; i < HELD; ++i) factors[nt][i] = factor_of(p, shared, held_token(lane, nt, i));
+    normed.store(p, shared, lane);
+#endif
+    for (int j = 0; tile < tiles.end; tile += CLUSTER, ++j) {
+        const int buffer = buffer_of(j);
+        const Target target = next;
+        if (tile + CLUSTER < tiles.end) next.load(p, tile + CLUSTER, lane);
 #if CLUSTER > 1
         if (lane == 0) barrier_expect(&shared.summed[buffer], SLICES * NT * 8 * LIVE * 16);
 #endif
         barrier_wait(&shared.summed[buffer], parity_of(j));
-        float s[NT][4];
+        float s[NT][HELD][HELD];
 #pragma unroll
         for (int nt = 0; nt < NT; ++nt) {
-            s[nt][0] = s[nt][1] = s[nt][2] = s[nt][3] = 0;
+            const float4* sums = &shared.sums[buffer][nt][0][held_row(lane) * LIVE + (LIVE == 1 ? 0 : (lane & 3) % LIVE)];
+#if LIVE == 1
+            const float* one = reinterpret_cast<const float*>(sums) + 2 * held_half(lane, 0) + held_token(lane, 0, 0);
+            float sum = 0;
+#pragma unroll
+            for (int w = 0; w < SLICES; ++w) sum += one[w * 8 * LIVE * 4];
+            s[nt][0][0] = sum;
+#else
+            float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
             for (int w = 0; w < SLICES; ++w) {
-                const float4 v = shared.sums[buffer][nt][w][live];
-                s[nt][0] += v.x, s[nt][1] += v.y, s[nt][2] += v.z, s[nt][3] += v.w;
+                const float4 v = sums[w * 8 * LIVE];
+                sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
             }
+            s[nt][0][0] = sum.x, s[nt][0][1] = sum.y, s[nt][1][0] = sum.z, s[nt][1][1] = sum.w;
+#endif
         }
         __syncwarp();
 #if CLUSTER > 1
@@ -438,15 +498,9 @@ DEVICE void add(const Params& p, Shared& shared, const Tiles& tiles, int rank, i
 #else
         if (lane < ARRIVING) barrier_arrive(&shared.freed[0][buffer]);
 #endif
-#if NORM
-        if (!known) find_factors();
-#endif
 #pragma unroll
         for (int nt = 0; nt < NT; ++nt) target.put(p, nt, lane, s[nt], factors[nt]);
     }
-#if NORM
-    if (!known) find_factors();  // a block without tiles is sent squares, too, and stores its share
-#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, SM_BLOCKS) small_linear(const __grid_constant__ Params p) {
