@@ -205,6 +205,7 @@ def _speculative(found: Speculation, window: int) -> dict[str, Any]:
         "acceptance_rate": found.accepted / found.drafted if found.drafted else None,
         "acceptance_length": 1 + found.accepted / found.rounds if found.rounds else None,
         "accepted_per_position": found.per_position,
+        "accepted_length_histogram": found.histogram(),
     }
 
 

@@ -88,6 +88,7 @@ def _summary(
             yield "acceptance rate", f"{100 * spec.accepted / spec.drafted:.1f} %"
             yield "acceptance length", f"{1 + spec.accepted / spec.rounds:.2f} tok/round"
             yield "accepted by position", " ".join(map(str, spec.per_position))
+            yield "rounds by accepted", " ".join(map(str, spec.histogram()))
     yield "device", description.computes_on
     yield "max context", f"{description.max_context} tokens"
     yield "KV", f"{description.kv_dtype}, {description.kv_tokens} tokens, {_mib(description.kv_bytes)}"

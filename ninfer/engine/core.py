@@ -378,10 +378,11 @@ class Core:
         stats.decode_seconds += now - begin
         maintained = stats.engine_maintenance
         if self._speculates:
-            for ticket, draft, offer in zip(tickets, drafts, offers, strict=True):
+            for ticket, draft, offer, count in zip(tickets, drafts, offers, counts, strict=True):
+                accepted = min(len(offer) - 1, count)  # behind a stop nothing is output
                 stats.drafted_tokens += len(draft)
-                stats.accepted_tokens += len(offer) - 1
-                ticket.speculation.count(len(draft), len(offer) - 1)
+                stats.accepted_tokens += accepted
+                ticket.speculation.count(len(draft), accepted)
         for ticket, offer, step in zip(tickets, offers, steps, strict=True):
             ticket.decode_seconds += now - begin
             ticket.rounds += 1

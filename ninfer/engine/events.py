@@ -81,9 +81,9 @@ NO_DRAFT = 255
 @dataclass
 class Speculation:
     """What drafts came to, of at most `window` a round (0: there is no speculation). `rounds` had some,
-    `fallback_steps` none; `per_position[i]` counts rounds in which more than i drafts stood, so that its sum
-    is `accepted`. `lengths`: how many stood in each round of any kind, in order, `NO_DRAFT` where there was
-    none."""
+    `fallback_steps` none; `accepted` ones stood and are output, so those behind a stop don't count.
+    `per_position[i]` counts rounds in which more than i drafts were accepted, so that its sum is `accepted`.
+    `lengths`: how many were in each round of any kind, in order, `NO_DRAFT` where there was none."""
 
     window: int = 0
     rounds: int = 0

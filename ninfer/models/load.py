@@ -20,6 +20,8 @@ _PACKAGES = {
     "Qwen3_5ForCausalLM": "ninfer.models.qwen3_5",
     "LlamaForCausalLM": "ninfer.models.llama",
 }
+_WITHOUT_MTP = {"LlamaForCausalLM"}
+"""Architectures whose checkpoints never have an MTP layer."""
 
 
 def load(
@@ -54,10 +56,9 @@ def load(
             f"this version runs {', '.join(sorted(_PACKAGES))}"
         )
     if predictor and "mtp" not in artifact.components:
-        raise ModelError(
-            f"{artifact.path} has no MTP layer; leave out --spec mtp, or convert the checkpoint again with "
-            f"--components text,mtp"
-        )
+        again = ", or convert the checkpoint again with --components text,mtp"
+        never = architectures[0] in _WITHOUT_MTP
+        raise ModelError(f"{artifact.path} has no MTP layer; leave out --spec mtp{'' if never else again}")
     if proposal and artifact.components["text"].proposal is None:
         raise ModelError(
             f"{artifact.path} has no proposal head; leave out --lm-head-draft, or make an artifact with one "

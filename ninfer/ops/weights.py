@@ -140,7 +140,10 @@ class Matrix:
 def place(matrix: Matrix, device: torch.device, role: Role, upload: Upload | None = None) -> None:
     """Bring a matrix to `device` in the layout that its kernels there like, once; afterwards its encoded
     bytes are no longer needed. On the CPU the encoded bytes themselves are that layout, and nothing happens.
-    `upload` comes from `uploading`; without one, bytes are copied as PyTorch does it."""
+    `upload` comes from `uploading`; without one, bytes are copied as PyTorch does it. Raises `FormatError` on
+    a matrix that has been placed, whose bytes are gone."""
+    if not matrix.spans:
+        raise FormatError(f"{matrix} is on {matrix.device} already; take its weights from the artifact again")
     if device.type != "cpu":
         backend(device.type).place(matrix, device, role, upload)
 

@@ -1,12 +1,13 @@
 """Ranges and types of options, refused where they are given."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ninfer.api import EngineOptions, GenerationOptions
-from ninfer.errors import OptionError
+from ninfer.api import Engine, EngineOptions, GenerationOptions
+from ninfer.errors import ModelError, OptionError
 from ninfer.frontend import SamplingPreset
 
 BOUNDS = [
@@ -77,6 +78,46 @@ def test_what_is_no_number_has_its_rule_too(kind, options, words):
     with pytest.raises(OptionError) as error:
         kind(**options)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"draft_tokens": 3}, 'draft_tokens needs spec "mtp"'),
+        ({"lm_head_draft": True}, 'lm_head_draft needs spec "mtp"'),
+        ({"spec": "dflash", "draft_tokens": 3}, "spec must be \"mtp\" or None, not 'dflash'"),
+        ({"spec": "", "draft_tokens": 3}, "spec must be \"mtp\" or None, not ''"),
+        (
+            {"spec": "mtp", "draft_tokens": 3, "lm_head_draft": 1},
+            "lm_head_draft must be True or False, not 1",
+        ),
+        ({"spec": "mtp"}, "draft_tokens must be a whole number between 1 and 5, not 0"),
+        *(
+            (
+                {"spec": "mtp", "draft_tokens": value},
+                "draft_tokens must be a whole number between 1 and 5, not ",
+            )
+            for value in (0, 6, -1, 2.5, True, "3", None)
+        ),
+    ],
+)
+def test_options_of_drafts_must_agree(options, words):
+    with pytest.raises(OptionError) as error:
+        EngineOptions(**options)
+    assert str(error.value).startswith(words)
+
+
+def test_drafts_of_one_to_five_tokens_are_taken():
+    several: list[Any] = [1, 5, np.int64(3)]
+    for count in several:
+        assert EngineOptions(spec="mtp", draft_tokens=count).draft_tokens == count
+    assert (EngineOptions().spec, EngineOptions().draft_tokens) == (None, 0)
+
+
+def test_a_model_without_a_proposal_head_says_so():
+    nano = Path(__file__).parents[2] / "models" / "ninfer-nano.ninfer"
+    with pytest.raises(ModelError, match="has no proposal head; leave out --lm-head-draft, or "):
+        Engine.load(nano, EngineOptions(spec="mtp", draft_tokens=3, lm_head_draft=True))
 
 
 def test_thinking_options_must_agree():

@@ -175,6 +175,10 @@ def test_drafts_are_reported_and_assumptions_marked(tmp_path: Path, capsys: pyte
     assert speculative["rounds"] + speculative["fallback_steps"] + speculative["accepted_tokens"] == 12
     assert len(speculative["accepted_per_position"]) == speculative["draft_window"] == 3
     assert speculative["drafted_tokens"] > 12
+    histogram, positions = speculative["accepted_length_histogram"], speculative["accepted_per_position"]
+    assert (len(histogram), sum(histogram)) == (4, speculative["rounds"])
+    assert positions == [sum(histogram[1 + index :]) for index in range(3)]
+    assert sum(positions) == speculative["accepted_tokens"]
     assert test["assumed_decode_tok_s"] is None
     capsys.readouterr()
     assert main([*asked, "--assume-acceptance", "0.5"]) == 0

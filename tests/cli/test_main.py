@@ -128,6 +128,26 @@ def test_input_that_is_not_utf8_is_refused(ninfer, tiny, monkeypatch):
     ninfer(tiny, "--prompt", "ab\udcff").refused("not valid UTF-8", "byte 2")
 
 
+def test_drafts_change_no_answer_and_are_reported(ninfer):
+    nano = Path(__file__).parents[2] / "models" / "ninfer-nano.ninfer"
+    asked = [nano, "--prompt", "Write a short story about a fox.", "--max-new", 40, "--max-context", 256]
+    asked += ["--greedy", "--presence-penalty", 0, "--no-thinking", "--print-token-ids", "--threads", 1]
+    plain, fast = ninfer(*asked), ninfer(*asked, "--spec", "mtp", "--draft-tokens", 3)
+    assert (fast.code, fast.out, ids(fast)) == (0, plain.out, ids(plain))
+    assert "draft window" not in plain.err
+    rows = [line for line in fast.err.splitlines() if line.startswith("summary ")]
+    told = {row[12:38].strip(): row[38:] for row in rows}
+    rounds, drafted, accepted = (int(told[name]) for name in ("rounds", "drafted", "accepted"))
+    assert told["draft window"] == "3"
+    assert rounds + int(told["fallback steps"]) + accepted == len(ids(fast)) - 1
+    assert told["acceptance rate"] == f"{100 * accepted / drafted:.1f} %"
+    assert told["acceptance length"] == f"{1 + accepted / rounds:.2f} tok/round"
+    positions = [int(count) for count in told["accepted by position"].split()]
+    lengths = [int(count) for count in told["rounds by accepted"].split()]
+    assert (len(positions), sum(positions)) == (3, accepted)
+    assert (len(lengths), sum(lengths)) == (4, rounds)
+
+
 def test_a_prompt_may_fill_the_context_but_not_exceed_it(ninfer, tiny):
     run = ninfer(tiny, "--prompt", "Hello there", "--max-new", 50)
     [row] = [line for line in run.err.splitlines() if "prompt tokens" in line]
@@ -176,6 +196,12 @@ def test_a_prompt_may_fill_the_context_but_not_exceed_it(ninfer, tiny):
         (["--prompt", "x", "--reasoning-effort", "huge"], ["huge"]),
         (["--prompt", "hi", "--lm-head-draft"], ["--lm-head-draft require --spec mtp"]),
         (["--prompt", "hi", "--spec", "mtp"], ["--spec mtp requires --draft-tokens in [1, 5]"]),
+        (
+            ["--prompt", "hi", "--spec", "mtp", "--draft-tokens", "0"],
+            ["--spec mtp requires --draft-tokens in [1, 5]"],
+        ),
+        (["--prompt", "hi", "--spec", "none"], ["invalid speculative backend: none; use mtp"]),
+        (["--prompt", "hi", "--spec", "mtp", "--draft-tokens", "3"], ["has no MTP layer", "--spec mtp"]),
         (
             ["--prompt", "hi", "--spec", "mtp", "--draft-tokens", "6"],
             ["--spec mtp requires --draft-tokens in [1, 5]"],

@@ -118,6 +118,10 @@ class Constrained(Session):
             self.ledger.append(token)
         return step
 
+    def commit_closer(self) -> Step:
+        self.ledger += self.closer
+        return super().commit_closer()
+
 
 def _fill(mask: np.ndarray, allowed: set[int] | None) -> None:
     words = mask.view(np.uint32)

@@ -12,7 +12,7 @@ from ninfer.errors import OverloadedError
 from ninfer.events import FinishReason
 from tests.engine.guesses import Guesses, sometimes
 from tests.engine.harness import Session, request, settle
-from tests.runtime.toy import expected_answer
+from tests.runtime.toy import ToyModel, ToyPredictor, expected_answer
 
 
 def visit(core: Core, recurrent: bool, seed: int, rounds: int, faults: list[BaseException]) -> None:
@@ -80,6 +80,22 @@ def test_a_crowd_is_served(build: Callable[..., Core], recurrent: bool, width: i
         policy=Policy(max_pending=2),
     )
     crowd(core, recurrent, seed=width, rounds=40)
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_a_crowd_is_served_with_a_predictor(build: Callable[..., Core], recurrent: bool) -> None:
+    predictor = ToyPredictor(recurrent, lambda count: sometimes(count) == 0)
+    core = build(
+        model=ToyModel(recurrent, predictor=predictor),
+        width=5,
+        concurrency=3,
+        context=256,
+        snapshots=3,
+        policy=Policy(max_pending=2),
+    )
+    crowd(core, recurrent, seed=7, rounds=40)
+    counters = core.statistics()
+    assert 0 < counters.accepted_tokens < counters.drafted_tokens
 
 
 @pytest.mark.soak

@@ -15,9 +15,10 @@ from ninfer.engine import Core, Done, Event, Handle, Marks, Policy, PromptProgre
 from ninfer.engine.mailbox import Mailbox
 from ninfer.engine.sequence import pages_for
 from ninfer.events import FinishReason
+from ninfer.ops import SamplingParams
 from ninfer.runtime import Limits, Program, plan_model
 from tests.engine.guesses import Guesses, sometimes
-from tests.engine.harness import GREEDY, Session, settle, text
+from tests.engine.harness import GREEDY, Constrained, Session, settle, text
 from tests.engine.oracle import greedy_answer
 from tests.runtime.toy import PUBLIC, ToyModel, ToyPredictor
 
@@ -93,6 +94,19 @@ LENGTHS = st.one_of(
     st.integers(1, 200),
 )
 COUNTS = st.one_of(st.none(), st.integers(1, 12), st.integers(50, 80))
+SAMPLINGS = st.sampled_from(
+    [GREEDY, GREEDY, SamplingParams(temperature=0.0, presence_penalty=3.0, frequency_penalty=1.1)]
+)
+
+
+def few(ledger: Sequence[int]) -> set[int] | None:
+    """A rule for masks: at every third place anything, else less than half of the tokens."""
+    if len(ledger) % 3 == 0:
+        return None
+    return {token for token in range(PUBLIC) if (token + len(ledger)) % 5 < 2}
+
+
+RULES = st.sampled_from([None, None, few])
 TAILS = st.lists(st.integers(0, PUBLIC - 1), min_size=1, max_size=6)
 
 
@@ -102,7 +116,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(
         recurrent=st.booleans(),
         concurrency=st.integers(1, 4),
-        width=st.sampled_from([1, 3, 4]),
+        width=st.integers(1, 6),
         predicts=st.booleans(),
         snapshots=st.integers(0, 4),
         spare=st.sampled_from([0, 0, 64, 192, 512]),
@@ -164,13 +178,17 @@ class Machine(RuleBasedStateMachine):
         room = CONTEXT - len(prompt) + 1
         count = count if plain else data.draw(COUNTS, "count")
         limit = room if count is None else min(count, room)
-        stop = budget = None
-        reuse = True
+        stop = budget = rule = None
+        reuse, sampling = True, GREEDY
         if not plain:
             reuse = data.draw(st.integers(0, 7), "reuse") > 0
+            sampling = data.draw(SAMPLINGS, "sampling")
+            rule = data.draw(RULES, "rule")
             if data.draw(st.integers(0, 3), "ends early") == 0:
                 index = data.draw(st.integers(0, limit - 1), "stop at")
-                stop = greedy_answer(prompt, index + 1, recurrent=self.recurrent)[index]
+                stop = greedy_answer(
+                    prompt, index + 1, recurrent=self.recurrent, sampling=sampling, rule=rule
+                )[index]
             elif data.draw(st.integers(0, 3), "thinks") == 0:
                 budget = data.draw(st.integers(1, 5), "budget")
                 budget = budget if budget + len(CLOSER) + 1 <= limit else None
@@ -180,11 +198,20 @@ class Machine(RuleBasedStateMachine):
             data.draw(st.one_of(st.none(), points), "preamble"),
             data.draw(st.one_of(st.none(), points), "opener"),
         )
-        asked = Request(tuple(prompt), GREEDY, count, budget, marks, reuse)
+        asked = Request(tuple(prompt), sampling, count, budget, marks, reuse)
         expected = greedy_answer(
-            prompt, limit, recurrent=self.recurrent, stop=stop, think=budget, closer=CLOSER
+            prompt,
+            limit,
+            recurrent=self.recurrent,
+            sampling=sampling,
+            stop=stop,
+            think=budget,
+            closer=CLOSER,
+            rule=rule,
         )
-        handle = self.core.submit(asked, Session(stop=stop, budget=budget, closer=CLOSER))
+        chosen = {"stop": stop, "budget": budget, "closer": CLOSER}
+        session = Session(**chosen) if rule is None else Constrained(prompt, rule, **chosen)
+        handle = self.core.submit(asked, session)
         case = Case(asked, expected, handle._mailbox, handle)
         self.cases.append(case)
         return case

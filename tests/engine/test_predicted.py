@@ -87,6 +87,25 @@ def test_a_stop_leaves_a_frontier_to_resume_from(build: Build, recurrent: bool, 
         assert statistics.speculation.drafted == statistics.speculation.accepted > 0
 
 
+@pytest.mark.parametrize("length", range(2, 11))
+def test_only_drafts_that_are_output_count(build: Build, length: int) -> None:
+    """The predictor is always right, so all of a round stands; what is behind a stop doesn't count."""
+    core = build(model=model(), width=4)
+    answer = expected_answer(PROMPT[:60], length)
+    stop = answer[-1]
+    length = answer.index(stop) + 1
+    ids, statistics, _ = drain(core.submit(request(PROMPT[:60], 30), Session(stop=stop)))
+    assert ids == answer[:length]
+    full, last = divmod(length - 2, 4)  # behind the first token: rounds of four, and one to the stop
+    speculation, accepted = statistics.speculation, [3] * full + [min(last + 1, 3)]
+    assert list(speculation.lengths) == accepted
+    assert (speculation.accepted, speculation.drafted) == (sum(accepted), 3 * len(accepted))
+    assert speculation.per_position == [sum(count > i for count in accepted) for i in range(3)]
+    assert speculation.histogram() == [accepted.count(i) for i in range(4)]
+    assert core.statistics().accepted_tokens == sum(accepted)
+    settle(core)
+
+
 @pytest.mark.parametrize("frontier", [1, 63, 64, 65, 127, 128])
 def test_reused_prefixes_carry_what_the_predictor_needs(build: Build, frontier: int) -> None:
     """Others go on from the same snapshot with another token, which the pair at the border depends on."""

@@ -79,10 +79,17 @@ def test_layouts_count_the_layer_and_its_state(tmp_path: Path) -> None:
     assert plain.state_layout().hidden == 0
 
 
-@pytest.mark.parametrize("geometry", [G, LlamaGeometry()], ids=["qwen", "llama"])
-def test_an_artifact_without_the_layer_is_refused(geometry: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("geometry", "advice"),
+    [
+        (G, "leave out --spec mtp, or convert the checkpoint again with --components text,mtp$"),
+        (LlamaGeometry(), "leave out --spec mtp$"),
+    ],
+    ids=["qwen", "llama"],
+)
+def test_an_artifact_without_the_layer_is_refused(geometry: object, advice: str, tmp_path: Path) -> None:
     path = draft(geometry, build(geometry)).write(tmp_path / "tiny.ninfer")  # type: ignore[arg-type]
-    with Artifact.open(path) as artifact, pytest.raises(ModelError, match="has no MTP layer"):
+    with Artifact.open(path) as artifact, pytest.raises(ModelError, match=f"has no MTP layer; {advice}"):
         models.load(artifact, predictor=True)
 
 

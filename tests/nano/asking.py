@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from ninfer.api import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-NANO = ROOT / "models" / "ninfer-nano.ninfer"
+NANO = Path(os.environ.get("MODELS", ROOT / "models")).expanduser() / "ninfer-nano.ninfer"
 GREEDY: dict[str, Any] = {"temperature": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 

@@ -10,7 +10,7 @@ from ninfer.ops import Encoded, Matrix, RowSpan
 from ninfer.ops.cuda import pack as packer
 from ninfer.ops.cuda import pack_nvfp4
 from ninfer.ops.cuda.packed import Packed
-from ninfer.ops.weights import Role
+from ninfer.ops.weights import Role, place
 from tests.ops.cuda.unpack import unpacked
 from tests.ops.weights import MAKERS, SHAPES, random_matrix, random_weight
 
@@ -94,3 +94,10 @@ def test_unknown_formats_and_damaged_tables_are_refused(device: torch.device) ->
     encoded.data[8] ^= 2
     with pytest.raises(FormatError, match="not canonical"):
         packer.pack(Matrix.of(encoded), device, Role.LINEAR)
+
+
+def test_a_matrix_is_placed_once() -> None:
+    matrix, _ = random_matrix("bf16", 16, 64, seed=5)
+    matrix.placed(torch.device("cuda", 0), object())
+    with pytest.raises(FormatError, match="is on cuda:0 already"):
+        place(matrix, torch.device("cuda", 0), Role.LINEAR)

@@ -94,12 +94,14 @@ def check_pair(rows: int, width: int, device: torch.device) -> None:
 def test_stems_of_tables_of_every_format(format: str, device: torch.device) -> None:
     rows, columns = SHAPES[format]
     table, _ = random_matrix(format, rows, columns, seed=3)
+    place(table, device, Role.TABLE)
     check_stem(table, torch.tensor([rows - 1, 0, 5], dtype=torch.int32), device)
 
 
 def test_a_stem_of_a_table_of_several_parents(device: torch.device) -> None:
     first, second = random_weight("ggml_q8_0", 20, 64, seed=1)[0], random_weight("bf16", 10, 64, seed=2)[0]
     table = Matrix([RowSpan(first, 5, 15), RowSpan(second, 0, 10), RowSpan(first, 0, 5)])
+    place(table, device, Role.TABLE)
     check_stem(table, torch.tensor([24, 11, 0], dtype=torch.int32), device)
 
 
@@ -108,13 +110,13 @@ def test_a_stem_of_a_table_of_several_parents(device: torch.device) -> None:
 @pytest.mark.parametrize("columns", [1024, 5120])
 def test_stems_of_models(format: str, columns: int, device: torch.device) -> None:
     table, _ = random_matrix(format, 512, columns, seed=4)
+    place(table, device, Role.TABLE)
     for rows in (1, 4, 32, 300):
         check_stem(table, torch.randint(0, 512, (rows,), dtype=torch.int32), device)
 
 
 def check_stem(table: Matrix, ids: torch.Tensor, device: torch.device) -> None:
     """Each half is the norm of its row; a column does not depend on others."""
-    place(table, device, Role.TABLE)
     ids, columns = ids.to(device), table.columns
     hidden = torch.randn(len(ids), columns).bfloat16().to(device) * 3
     gains = torch.randn(columns).bfloat16().to(device), torch.randn(columns).to(device)

@@ -12,15 +12,17 @@ from tests.serve.e2e.process import NANO, ServerProcess
 RECORDED_MODELS = ("stub-model", "claude-sonnet-4-5-20250929", "claude-opus-4-8", "gpt-5.5", "gpt-5.6-luna")
 
 
-@pytest.fixture(scope="package")
-def nano(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def nano_options() -> list[str]:
     """Room for the prompts of coding agents. A seed and caps keep answers the same and short."""
     aliases = [word for name in RECORDED_MODELS for word in ("--model-alias", name)]
     options = ["--max-concurrency", "4", "--max-context", "8192", "--kv-capacity", "32768", "--seed", "1"]
     options += ["--presence-penalty", "0", "--prefill-chunk", "256", "--default-max-tokens", "500"]
-    with ServerProcess(
-        NANO, tmp_path_factory.mktemp("nano"), *options, "--default-thinking-budget", "64", *aliases
-    ) as server:
+    return [*options, "--default-thinking-budget", "64", *aliases]
+
+
+@pytest.fixture(scope="package")
+def nano(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(NANO, tmp_path_factory.mktemp("nano"), *nano_options()) as server:
         yield server
 
 
