@@ -14,21 +14,26 @@ BLOCK = 64
 """Tokens of a KV page, and of a full block."""
 
 _WIDTH = array("I").itemsize
-_FULL = BLOCK * _WIDTH
 
 
 class Node:
     """A block of the tokens after its parent's, and the page that has their KV in its first columns.
 
-    Full blocks have 64 tokens; partial ones 1 … 63 and nothing below them. `key` is the tokens as packed
+    Full blocks have 64 tokens, and in their keys `ahead` of the tokens that follow; partial ones have fewer
+    than that, no more than 64 of them the block's own, and nothing below them. `key` is the tokens as packed
     unsigned integers: compared as exactly as a tuple of numbers, at a tenth of the memory.
     """
 
-    __slots__ = ("attached", "children", "depth", "key", "leaves", "page", "parent", "snapshot", "sorted")
+    __slots__ = (
+        "attached", "children", "depth", "full", "key", "leaves", "page", "parent", "snapshot", "sorted",
+    )  # fmt: skip
 
-    def __init__(self, parent: Node | None, key: bytes, page: int) -> None:
+    def __init__(self, parent: Node | None, key: bytes, page: int, *, ahead: int = 0) -> None:
+        """`ahead` is the root's, and counts for all below."""
         self.parent = parent
         self.key = key
+        self.full: int = (BLOCK + ahead) * _WIDTH if parent is None else parent.full
+        """Bytes of a full block's key."""
         self.page = page
         self.depth: int = 0 if parent is None else parent.depth + 1
         """Blocks on the path, this one included; 0 for the root."""
@@ -44,8 +49,8 @@ class Node:
 
     @property
     def partial(self) -> bool:
-        """Whether the block has fewer than 64 tokens."""
-        return len(self.key) < _FULL
+        """Whether the block, or what follows it in a full one's key, is incomplete."""
+        return len(self.key) < self.full
 
     @property
     def childless(self) -> bool:
@@ -55,12 +60,12 @@ class Node:
     @property
     def end(self) -> int:
         """Tokens on the path, this block's included."""
-        return BLOCK * (self.depth - 1) + len(self.key) // _WIDTH
+        return BLOCK * (self.depth - 1) + min(len(self.key) // _WIDTH, BLOCK)
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The tokens of this block."""
-        return tuple(array("I", self.key))
+        """The tokens of this block, without those ahead."""
+        return tuple(array("I", self.key))[:BLOCK]
 
     def add(self, key: bytes, page: int) -> Node:
         """Insert a block below."""
@@ -80,7 +85,7 @@ class Node:
 
     def child(self, key: bytes) -> Node | None:
         """The block below with exactly this key."""
-        return (self.children if len(key) == _FULL else self.leaves).get(key)
+        return (self.children if len(key) == self.full else self.leaves).get(key)
 
     def closest(self, key: bytes) -> tuple[Node | None, int]:
         """The block below that shares the longest prefix with `key`, and that length in tokens (0: None)."""

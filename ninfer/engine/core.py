@@ -57,7 +57,8 @@ class Core:
         self._speculates = drafts is not None or plan.shape.drafts > 0
         pages, slots = PagePool(plan.pages + plan.copies), SlotPool(plan.slots)
         recurrent = plan.slots > 0
-        cache = PrefixCache(pages, slots, recurrent=recurrent, snapshots=plan.snapshots)
+        ahead = int(plan.shape.drafts > 0)
+        cache = PrefixCache(pages, slots, recurrent=recurrent, snapshots=plan.snapshots, ahead=ahead)
         self._pools = Pools(pages, slots, cache, plan.copies, recurrent)
         self._writer = UnitWriter(plan.shape, record)
         self._lanes: list[Ticket | None] = [None] * plan.concurrency

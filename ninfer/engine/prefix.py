@@ -34,9 +34,9 @@ class Match:
     frontier: int
     """Tokens that need no computation: 0 < frontier <= len(tokens) - 1."""
     nodes: tuple[Node, ...]
-    """The frontier // 64 full blocks; the lane uses their pages as they are."""
+    """Full blocks; the lane uses their pages as they are."""
     tail: Node | None
-    """Whose page has the frontier % 64 tokens after them in its first columns; None if there are none."""
+    """Whose page has the tokens after them in its first columns, 64 at most; None if there are none."""
     snapshot: Snapshot | None
     """Recurrent models: the state at the frontier."""
 
@@ -45,15 +45,19 @@ class PrefixCache:
     """Owns the tree, its references to pages, and the slots of its snapshots.
 
     `recurrent`: a model with a recurrent state resumes only where a snapshot is (there are at most
-    `snapshots`); any other model resumes after any token.
+    `snapshots`); any other model resumes after any token. `ahead`: so many tokens behind a block its page
+    depends on, too (1 with a predictor); who goes on with others copies the page.
     """
 
-    def __init__(self, pages: PagePool, slots: SlotPool, *, recurrent: bool, snapshots: int) -> None:
+    def __init__(
+        self, pages: PagePool, slots: SlotPool, *, recurrent: bool, snapshots: int, ahead: int = 0
+    ) -> None:
+        self._ahead = ahead
         self._pages = pages
         self._slots = slots
         self._recurrent = recurrent
         self._capacity = snapshots
-        self._root = Node(None, b"", -1)
+        self._root = Node(None, b"", -1, ahead=ahead)
         self._shelf = Shelf(pages, recurrent=recurrent)
         self._snapshots: dict[int, Snapshot] = {}
         """By slot."""
@@ -94,7 +98,8 @@ class PrefixCache:
 
     def matches(self, tokens: Sequence[int]) -> list[Match]:
         """The places at which a request with this prompt can resume, deepest first."""
-        packed = pack(tokens[: max(0, len(tokens) - 1)])
+        last = max(0, len(tokens) - 1)
+        packed, known = pack(tokens[:last]), pack(tokens[: last + self._ahead])
         path: list[Node] = []
         found: list[Match] = []
         node = self._root
@@ -106,7 +111,7 @@ class PrefixCache:
                     for leaf in node.leaves.values()
                     if continues(packed, begin, leaf.key)
                 )
-            child = node.child(cut(packed, begin, begin + BLOCK))
+            child = node.child(cut(known, begin, begin + BLOCK + self._ahead))
             if child is None or child.partial:
                 break
             node = child
@@ -187,10 +192,10 @@ class PrefixCache:
         until it calls `unpin(slot)`.
         """
         packed = pack(tokens[:frontier])
-        full = frontier // BLOCK
+        full = max(frontier - self._ahead, 0) // BLOCK
         node = self._root
         for block in range(full):
-            key = cut(packed, BLOCK * block, BLOCK * (block + 1))
+            key = cut(packed, BLOCK * block, BLOCK * (block + 1) + self._ahead)
             child = node.child(key)
             if child is None:
                 child = self._insert(node, key, pages[block])
@@ -247,7 +252,8 @@ class PrefixCache:
             assert node.parent.child(node.key) is node
             assert node.sorted == sorted([*node.children, *node.leaves])
             assert not (node.partial and not node.childless)
-            assert 0 < len(node.tokens) <= BLOCK
+            assert 0 < len(node.key) <= node.full
+            assert node.partial or len(node.tokens) == BLOCK
             if self._pages.users(node.page):
                 assert node.parent is self._root or self._pages.users(node.parent.page), "used below unused"
             if self._recurrent:

@@ -2,9 +2,8 @@
 
 Between units the predictor's keys and values are those of all positions before a sequence's frontier F:
 position p pairs the hidden state there with the token at p + 1. The hidden state at F - 1 stands in the state
-slot, so whoever resumes there, with whatever token, makes the pair of F - 1 anew. A page that ends there may
-be shared: its last row then belongs to who resumed last, which can make a draft worse and a text never
-different.
+slot, so whoever resumes there, with whatever token, makes the pair of F - 1 anew. A page that ends there is
+therefore shared only by those who go on with the same token (`PrefixCache`, `ahead`).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A column of a page, and a slot, hold a number that stands for the whole sequence of tokens up to there. So a
 match is right exactly if every column of its pages and its slot hold the numbers of the prompt's prefixes.
+With a predictor (`ahead`) a column also holds the number of the sequence that is one token longer, and who
+resumes writes that of the column before once more.
 """
 
 from __future__ import annotations
@@ -33,15 +35,18 @@ class Lane:
 
 
 class World:
-    def __init__(self, *, pages: int, lanes: int, snapshots: int, recurrent: bool) -> None:
+    def __init__(self, *, pages: int, lanes: int, snapshots: int, recurrent: bool, ahead: int = 0) -> None:
         self.pages = PagePool(pages)
         self.slots = SlotPool(2 * lanes + snapshots if recurrent else 0)
-        self.cache = PrefixCache(self.pages, self.slots, recurrent=recurrent, snapshots=snapshots)
-        self.recurrent = recurrent
+        self.cache = PrefixCache(
+            self.pages, self.slots, recurrent=recurrent, snapshots=snapshots, ahead=ahead
+        )
+        self.recurrent, self.ahead = recurrent, ahead
         self.snapshots = snapshots
         self.max_lanes = lanes
         self.lanes: list[Lane] = []
         self.memory: list[list[int]] = [[-1] * 64 for _ in range(pages)]
+        self.following: list[list[int]] = [[-1] * 64 for _ in range(pages)]
         self.states: dict[int, int] = {}
         self.published: set[int] = set()
         """Numbers of prefixes at which a request can resume as long as nothing was evicted."""
@@ -67,12 +72,15 @@ class World:
         for match in matches:
             frontier = match.frontier
             assert 0 < frontier <= len(tokens) - 1
-            assert len(match.nodes) == frontier // 64
-            assert (match.tail is None) == (frontier % 64 == 0)
-            columns = [column for node in match.nodes for column in self.memory[node.page]]
-            if match.tail is not None:
-                columns += self.memory[match.tail.page][: frontier % 64]
-            assert columns == numbers[1 : frontier + 1]
+            rest = frontier - 64 * len(match.nodes)
+            assert 0 <= rest < 64 + self.ahead
+            assert (match.tail is None) == (rest == 0)
+            used = [*match.nodes, *((match.tail,) if match.tail else ())]
+            columns = [column for node in used for column in self.memory[node.page]]
+            assert columns[:frontier] == numbers[1 : frontier + 1]
+            if self.ahead:
+                columns = [column for node in used for column in self.following[node.page]]
+                assert columns[: frontier - 1] == numbers[2 : frontier + 1]
             assert (match.snapshot is not None) == self.recurrent
             if match.snapshot is not None:
                 assert match.snapshot.frontier == frontier
@@ -122,11 +130,18 @@ class World:
         source = lane.slot
         if not lane.begun and lane.match is not None:
             if lane.match.tail is not None:
-                page, tail = lane.pages[lane.frontier // 64], self.memory[lane.match.tail.page]
-                self.memory[page][: lane.frontier % 64] = tail[: lane.frontier % 64]
+                page, tail = lane.pages[len(lane.match.nodes)], lane.match.tail.page
+                rest = lane.frontier - 64 * len(lane.match.nodes)
+                for memory in (self.memory, self.following):
+                    memory[page][:rest] = memory[tail][:rest]
             source = lane.match.snapshot.slot if lane.match.snapshot else None
         for position in range(lane.frontier, end):
             self._write(lane.pages[position // 64], position % 64, numbers[position + 1])
+        if self.ahead:
+            for position in range(max(lane.frontier - 1, 0), end - 1):
+                self.following[lane.pages[position // 64]][position % 64] = numbers[position + 2]
+            seen = [column for page in lane.pages for column in self.following[page]]
+            assert seen[: end - 1] == numbers[2 : end + 1]
         if self.recurrent:
             assert (self.states[source] if source is not None else 0) == numbers[lane.frontier]
             target = self.slots.take()

@@ -76,9 +76,11 @@ class CacheMachine(RuleBasedStateMachine):
         lanes=st.integers(1, 3),
         snapshots=st.integers(0, 4),
         recurrent=st.booleans(),
+        ahead=st.integers(0, 1),
     )
-    def begin(self, pages: int, lanes: int, snapshots: int, recurrent: bool) -> None:
-        self.users = Users(World(pages=pages, lanes=lanes, snapshots=snapshots, recurrent=recurrent))
+    def begin(self, pages: int, lanes: int, snapshots: int, recurrent: bool, ahead: int) -> None:
+        world = World(pages=pages, lanes=lanes, snapshots=snapshots, recurrent=recurrent, ahead=ahead)
+        self.users = Users(world)
 
     @precondition(lambda self: len(self.users.world.lanes) < self.users.world.max_lanes)
     @rule(
@@ -138,6 +140,7 @@ def walk(seed: int, steps: int) -> World:
         lanes=dice.randint(1, 3),
         snapshots=dice.randint(0, 5),
         recurrent=dice.random() < 0.7,
+        ahead=dice.randint(0, 1),
     )
     users = Users(world)
     for _ in range(steps):
