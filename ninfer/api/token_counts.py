@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import re
-import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from ninfer.convert.output import temporary_of
 from ninfer.errors import FrontendError, OptionError
 from ninfer.frontend import Frontend
 
@@ -118,7 +118,7 @@ def count_tokens(
 def save_counts(path: Path, counts: np.ndarray) -> None:
     """Write a ranking file: little-endian int64, one count per vocabulary row. OptionError if it exists or
     can't be written; then nothing is left."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = temporary_of(path)
     try:
         with open(temporary, "xb") as file:
             file.write(counts.astype("<i8").tobytes())

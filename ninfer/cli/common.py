@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -33,6 +33,25 @@ def whole(flag: str, help: str, *more: str) -> Any:
 def number(flag: str, help: str, metavar: str = "F") -> Any:
     """An option that takes a real number; its range is checked by the room that owns it."""
     return typer.Option(flag, parser=_number, metavar=metavar, help=help)
+
+
+# Of programs that write an artifact.
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Encoding threads (default: the cores, at most 16).")
+]
+MaxFileBytes = Annotated[
+    int, typer.Option("--max-file-bytes", min=1, help="Split the artifact into files of at most this size.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar, no summary.")]
+
+
+def end_by_interrupt() -> None:
+    """From here on a polite kill ends like Ctrl-C, so that temporary files are removed."""
+
+    def interrupted(_number: int, _frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupted)
 
 
 @contextlib.contextmanager

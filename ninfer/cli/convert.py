@@ -1,14 +1,14 @@
 """`ninfer-convert`: a checkpoint becomes a `.ninfer` artifact."""
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ninfer.cli.common import program, run
+from ninfer.artifact.fileset import MAX_FILE_BYTES
+from ninfer.cli.common import MaxFileBytes, Quiet, Workers, end_by_interrupt, program, run
 from ninfer.convert.recipes import NAMED
 from ninfer.errors import OptionError
 
@@ -61,15 +61,9 @@ def convert(
     rows_per_chunk: Annotated[
         int, typer.Option("--rows-per-chunk", min=1, help="Rows encoded at once.")
     ] = 512,
-    workers: Annotated[
-        int | None,
-        typer.Option("--workers", min=1, help="Encoding threads (default: the cores, at most 16)."),
-    ] = None,
-    max_file_bytes: Annotated[
-        int,
-        typer.Option("--max-file-bytes", min=1, help="Split the artifact into files of at most this size."),
-    ] = 32_000_000_000,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, no summary.")] = False,
+    workers: Workers = None,
+    max_file_bytes: MaxFileBytes = MAX_FILE_BYTES,
+    quiet: Quiet = False,
 ) -> int:
     """Convert a checkpoint to an artifact; a report is written to OUT.conversion.json."""
     sources = _pairs(source, "--source", "NAME=PATH")
@@ -82,7 +76,7 @@ def convert(
     if not proposal and (proposal_rows is not None or ranking is not None):
         raise OptionError("--proposal-rows and --ranking need --proposal")
     head = ProposalOptions(proposal_rows or ROWS, ranking) if proposal else None
-    signal.signal(signal.SIGTERM, _interrupted)
+    end_by_interrupt()
     try:
         with conversion_progress(quiet) as progress:
             report = convert_checkpoint(
@@ -145,11 +139,6 @@ def _check_device(device: str) -> None:
         raise OptionError(f"--device {device} is no device; use cpu or cuda") from None
     if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
         raise OptionError(f"--device {device} is not available on this machine; use cpu")
-
-
-def _interrupted(_number: int, _frame: Any) -> None:
-    """A polite kill ends like Ctrl-C, so that temporary files are removed."""
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """`ninfer-proposal`: a small output head for drafting, over the tokens that a corpus uses most."""
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ninfer.cli.common import printable, program, run, whole
+from ninfer.artifact.fileset import MAX_FILE_BYTES
+from ninfer.cli.common import MaxFileBytes, Quiet, Workers, end_by_interrupt, printable, program, run, whole
 from ninfer.errors import OptionError
 
 if TYPE_CHECKING:
@@ -45,15 +45,9 @@ def proposal(
     save_counts: Annotated[
         Path | None, typer.Option("--save-counts", help="Also write the token counts, for --ranking.")
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option("--workers", min=1, help="Encoding threads (default: the cores, at most 16)."),
-    ] = None,
-    max_file_bytes: Annotated[
-        int,
-        typer.Option("--max-file-bytes", min=1, help="Split the artifact into files of at most this size."),
-    ] = 32_000_000_000,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, no summary.")] = False,
+    workers: Workers = None,
+    max_file_bytes: MaxFileBytes = MAX_FILE_BYTES,
+    quiet: Quiet = False,
 ) -> int:
     """Count a corpus's tokens and write MODEL with a 4-bit proposal head of the most frequent ones, for
     --lm-head-draft."""
@@ -74,7 +68,7 @@ def proposal(
     if model.is_dir():
         raise OptionError(f"{model} is a folder; make an artifact of it first (ninfer-convert)")
 
-    signal.signal(signal.SIGTERM, _interrupted)
+    end_by_interrupt()
     try:
         lines = _run(model, corpus or [], out, rows, ranking, save_counts, workers, max_file_bytes, quiet)
     except KeyboardInterrupt:
@@ -168,11 +162,6 @@ def _written(
             f"note: {never} tokens of the head were never counted; lower ids and special tokens fill it"
         )
     return lines
-
-
-def _interrupted(_number: int, _frame: Any) -> None:
-    """A polite kill ends like Ctrl-C, so that temporary files are removed."""
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

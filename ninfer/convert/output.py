@@ -12,6 +12,11 @@ from ninfer.errors import ConversionError
 _JSON_ALLOWANCE = 64 << 20
 
 
+def temporary_of(path: Path) -> Path:
+    """A name beside `path` under which it is made, before it is renamed."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
 def check_absent(path: Path, option: str = "--out") -> None:
     """ConversionError unless nothing is called `path` and a file of that name can be made: one is, for a
     moment, under a temporary name."""
@@ -19,7 +24,7 @@ def check_absent(path: Path, option: str = "--out") -> None:
         raise ConversionError(f"{path} exists already; choose another {option} or remove it")
     if not path.parent.is_dir():
         raise ConversionError(f"the folder {path.parent} does not exist; create it first")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = temporary_of(path)
     try:
         try:
             temporary.touch(exist_ok=False)

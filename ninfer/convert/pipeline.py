@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,12 +13,13 @@ import numpy as np
 import torch
 
 from ninfer.artifact import ArtifactWriter, Component, Directory, Proposal, ResourceObject, place
+from ninfer.artifact.fileset import MAX_FILE_BYTES
 from ninfer.convert import proposal as proposal_head
 from ninfer.convert import recipes
 from ninfer.convert.catalog import Catalog
 from ninfer.convert.checkpoint import Checkpoint, check_same_model, open_checkpoint
 from ninfer.convert.encode import Encoder, Progress, default_workers
-from ninfer.convert.output import check_absent, check_space
+from ninfer.convert.output import check_absent, check_space, temporary_of
 from ninfer.convert.parameters import KNOWN_COMPONENTS, TEXT, Geometry, declare
 from ninfer.convert.plan import Plan, Planner
 from ninfer.convert.proposal import ProposalOptions
@@ -28,7 +28,6 @@ from ninfer.convert.report import Report, describe, encode, report_path
 from ninfer.errors import ConversionError
 
 CONVERTER = "ninfer-v3"
-MAX_FILE_BYTES = 32_000_000_000
 ROWS_PER_CHUNK = 512
 
 
@@ -235,7 +234,7 @@ def _counter(total: int, progress: Progress | None) -> Callable[[int], None]:
 def _publish(writer: ArtifactWriter, document: Mapping[str, Any]) -> None:
     """The artifact, then its report; if the report cannot be put in place, neither stays."""
     target = report_path(writer.path)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    temporary = temporary_of(target)
     committed = False
     try:
         temporary.write_bytes(encode(document))

@@ -99,7 +99,8 @@ class PrefixCache:
     def matches(self, tokens: Sequence[int]) -> list[Match]:
         """The places at which a request with this prompt can resume, deepest first."""
         last = max(0, len(tokens) - 1)
-        packed, known = pack(tokens[:last]), pack(tokens[: last + self._ahead])
+        known = pack(tokens[: last + self._ahead])
+        packed = cut(known, 0, last)
         path: list[Node] = []
         found: list[Match] = []
         node = self._root
